@@ -1,0 +1,1 @@
+"""What moetune knows: no torch, no network, only text and packaged data."""

@@ -1,0 +1,60 @@
+"""A launch of the fused-MoE kernel, as data: what resources, compiling and prediction need to know.
+
+A server's module makes one from a problem and a config, with that server's clamps and overrides
+applied, so that nothing below the servers layer knows a server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moetune.domain.config import KernelConfig
+from moetune.domain.problem import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One config of one kernel as the server would really launch it.
+
+    Attributes:
+        kernel: `up` or `down`.
+        config: after the server's clamps (vLLM: BLOCK_SIZE_K) and overrides (SGLang: the down
+            BLOCK_SIZE_M follows the up config).
+        a_bits: bits of an activation in the dot.
+        b_bits: bits of a weight as loaded from memory.
+        block_k: quantization group along K, 0 without block scales.
+        swap_ab: the dot is computed transposed (SGLang, fp8 on sm_90, BLOCK_SIZE_M < 64 and
+            BLOCK_SIZE_N >= 64).
+        per_channel: one weight scale for each output channel.
+        pdl: launched with programmatic dependent launch.
+    """
+
+    kernel: Kernel
+    config: KernelConfig
+    a_bits: int = 16
+    b_bits: int = 16
+    block_k: int = 0
+    swap_ab: bool = False
+    per_channel: bool = False
+    pdl: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchClass:
+    """What makes another binary of the same config: constexprs and divisibility classes.
+
+    Attributes:
+        kernel: `up` or `down`.
+        padded_length_divisible_by: 16, or the smaller power of two that is known to divide it.
+        num_valid_tokens_divisible_by_16: of `M * topk`.
+        num_valid_tokens_is_one: Triton specialises the value 1.
+        constexprs: names and values that follow from m, sorted (`GDC_EARLY`, ...).
+        ms: the m of the request that launch this class.
+    """
+
+    kernel: Kernel
+    padded_length_divisible_by: int
+    num_valid_tokens_divisible_by_16: bool
+    num_valid_tokens_is_one: bool = False
+    constexprs: tuple[tuple[str, int | bool], ...] = ()
+    ms: tuple[int, ...] = ()
