@@ -8,7 +8,9 @@ from moetune.domain.errors import ServerError
 
 Release = tuple[int, ...]
 
-_RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6}){0,4})(?:[._+-]?(?:post|rc|dev|a|b|g)[\w.+-]{0,64}|\+[\w.]{0,64})?", re.A)
+_RELEASE = re.compile(
+    r"v?(\d{1,6}(?:\.\d{1,6}){0,4})(?:[._+-]?(?:post|rc|dev|a|b|g)[\w.+-]{0,64}|\+[\w.]{0,64})?", re.A
+)
 
 
 def parse_release(text: str) -> Release:

@@ -170,7 +170,9 @@ class Server(Protocol):
         """Path of the file below the directory that `directory_variable` can point to."""
         ...
 
-    def lookup(self, problem: Problem, kernel: Kernel, trees: Sequence[ConfigTree], options: ServerOptions) -> Lookup:
+    def lookup(
+        self, problem: Problem, kernel: Kernel, trees: Sequence[ConfigTree], options: ServerOptions
+    ) -> Lookup:
         """What this release's own lookup does, given the trees it reads, first one first."""
         ...
 
@@ -198,7 +200,9 @@ class Server(Protocol):
         """The m at which the default changes: each m is the last one of its regime."""
         ...
 
-    def launch(self, problem: Problem, kernel: Kernel, config: KernelConfig, up: KernelConfig | None = None) -> Launch:
+    def launch(
+        self, problem: Problem, kernel: Kernel, config: KernelConfig, up: KernelConfig | None = None
+    ) -> Launch:
         """The launch of a config with this release's clamps and overrides.
 
         Args:
@@ -213,6 +217,8 @@ class Server(Protocol):
         """JSON keys of an entry that this release accepts on this GPU."""
         ...
 
-    def launch_classes(self, problem: Problem, kernel: Kernel, ms: Sequence[int], block_size_m: int) -> tuple[LaunchClass, ...]:
+    def launch_classes(
+        self, problem: Problem, kernel: Kernel, ms: Sequence[int], block_size_m: int
+    ) -> tuple[LaunchClass, ...]:
         """The binaries of one config that those m really use."""
         ...
