@@ -72,7 +72,9 @@ def load_json_object(
     document = read_json_object(text, source, limits, error)
     if document.duplicate_keys:
         keys = ", ".join(repr(printable(key, 40)) for key in document.duplicate_keys[:5])
-        raise error(f"{printable(source)} says a key twice: {keys}", "remove the entry that is not meant")
+        raise error(
+            f"{printable(source, 400)} says a key twice: {keys}", "remove the entry that is not meant"
+        )
     return document.value
 
 
@@ -86,7 +88,7 @@ def read_json_object(
 
     The arguments and errors are those of `load_json_object`.
     """
-    where = printable(source)
+    where = printable(source, 400)
     if len(text) > limits.max_bytes or len(_encoded(text)) > limits.max_bytes:
         raise error(f"{where} is larger than {limits.max_bytes} bytes, which no such file is")
     decoded = _decode(text, where, error)
