@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,22 +12,17 @@ import click
 
 from moetune.cli.tables import Table, render_table
 from moetune.domain.errors import OutputError
+from moetune.domain.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_SEQUENCE = re.compile(
-    r"\x1b\[[0-?]{0,64}[ -/]{0,64}[@-~]"  # colours, cursor
-    r"|\x1b[\]PX^_][^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)?"  # titles, links, device strings
-    r"|\x1b[ -/]{0,16}[0-~]?"
-)
-# C0 and C1 controls, and the characters that turn the direction of a line or hide in it.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_LONGEST_LINE = 1 << 16  # longer than any path or config: nothing that we print is cut
 
 
 def clean(text: object) -> str:
     """Text from outside, safe for a terminal: one line, no control sequence, no hidden character."""
-    return _CONTROL.sub("", _SEQUENCE.sub("", str(text)).replace("\n", " ").replace("\t", " "))
+    return printable(str(text), _LONGEST_LINE)
 
 
 class Sink:
