@@ -84,6 +84,7 @@ class Target:
 
     Attributes:
         name: `9.0` or `gfx942`.
+        cores_per_sm: fp32 lanes, which drivers count, of one multiprocessor; 0 when unknown.
         bf16_dot: instruction of a bf16 dot (`mma.sync`, `wgmma`, `tcgen05`, `mfma`), empty when unknown.
         fp8_dot: the same for fp8 e4m3, empty where Triton rejects it.
         source: where it was read.
@@ -92,6 +93,7 @@ class Target:
     name: str
     smem_optin_bytes: int
     smem_per_sm_bytes: int
+    cores_per_sm: int
     bf16_dot: str
     fp8_dot: str
     source: str
@@ -105,6 +107,7 @@ def load_targets() -> dict[str, Target]:
             name=row["target"],
             smem_optin_bytes=int(row["smem_optin_bytes"]),
             smem_per_sm_bytes=int(row["smem_per_sm_bytes"]),
+            cores_per_sm=_integer(row["cores_per_sm"]) or 0,
             bf16_dot=row["bf16_dot"],
             fp8_dot=row["fp8_dot"],
             source=row["source"],
