@@ -29,11 +29,13 @@ class JsonLimits:
         max_bytes: of the text.
         max_depth: objects and lists inside one another.
         max_digits: of one number.
+        non_finite: let NaN and infinities through, as Python's own reader does.
     """
 
     max_bytes: int = 8 << 20
     max_depth: int = 32
     max_digits: int = 64
+    non_finite: bool = False
 
 
 DEFAULT_LIMITS = JsonLimits()
@@ -119,7 +121,11 @@ def read_json_object(
 
     try:
         value = json.loads(
-            decoded, object_pairs_hook=pairs, parse_int=whole, parse_float=fraction, parse_constant=_constant
+            decoded,
+            object_pairs_hook=pairs,
+            parse_int=whole,
+            parse_float=fraction,
+            parse_constant=float if limits.non_finite else _constant,
         )
     except _RefusedError as refused:
         raise error(f"{where} {refused}") from None
