@@ -18,7 +18,7 @@ from moetune.domain.model_keys import (
 from moetune.domain.model_levels import BY_HAND, Level, Reading, expert_level, find_levels
 from moetune.domain.moe_layers import moe_layers
 from moetune.domain.quantization import Dtype, Quantization
-from moetune.domain.quantization_config import read_quantization
+from moetune.domain.quantization_config import names_modelopt_only, read_quantization
 from moetune.domain.quantization_names import parse_quantization
 from moetune.domain.text import printable
 
@@ -242,6 +242,9 @@ def _level(levels: tuple[Level, ...], overrides: LayerOverrides, config: Mapping
     off = next((level.switched_off for level in levels if level.switched_off), None)
     if off is not None:
         raise ModelError(f"this is a dense model: its config says {off}: false", _DENSE_HINT)
+    few = next((r for level in levels for r in level.raw("num_experts")), None)
+    if few is not None:
+        raise ModelError(f"this is a dense model: its config says {few[0]}: {few[1]!s:.40}", _DENSE_HINT)
     if any(any(level.raw("topk")) or any(level.raw("intermediate_size")) for level in levels):
         holder = next(lv for lv in levels if any(lv.raw("topk")) or any(lv.raw("intermediate_size")))
         raise ModelError(
@@ -363,7 +366,7 @@ def _quantization(
         for key in ("quantization_config", "compression_config"):
             if found is None and config.get(key):
                 found, place = config[key], level.label(depth, key)
-    if found is None and hf_quant_config:
+    if hf_quant_config and (found is None or names_modelopt_only(found)):
         found, place = hf_quant_config, "hf_quant_config.json"
     if found is not None and not isinstance(found, Mapping):
         raise ModelError(f"{place} is no object", BY_HAND)

@@ -96,6 +96,15 @@ def read_quantization(
     return ReadQuantization(replace(found.quantization, method=method), note)
 
 
+def names_modelopt_only(config: object) -> bool:
+    """Whether a config names ModelOpt and leaves the rest to its hf_quant_config.json."""
+    return (
+        isinstance(config, Mapping)
+        and str(config.get("quant_method", "")).startswith("modelopt")
+        and not any(config.get(key) for key in ("quant_algo", "quantization", "config_groups"))
+    )
+
+
 def _unwrapped(config: Config) -> Config:
     """ModelOpt's hf_quant_config.json wraps its config in `quantization`."""
     inner = config.get("quantization")
