@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from moetune.domain.choose import Choice, Choices, Pair, Reason
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.gpu import Gpu
 from moetune.domain.problem import Problem
@@ -155,3 +156,12 @@ def tables(*, min_size: int = 0, max_size: int = 12) -> st.SearchStrategy[Config
         st.tuples(ms(), configs()), min_size=min_size, max_size=max_size, unique_by=lambda entry: entry[0]
     )
     return entries.map(lambda found: ConfigTable(tuple(found)))
+
+
+def choices(seed: int = 0, *, one_file: bool = False, ms: tuple[int, ...] = (1, 64, 8192)) -> Choices:
+    """Choices as a tuning run makes them, for tests of what is done with them."""
+    entries = []
+    for m, config in zip(ms, random_configs(len(ms), seed), strict=True):
+        pair = Pair(config, config)
+        entries.append(Choice(m, pair, 10.0 + m / 3, 9.0 + m / 7, 25.0 + m, Reason.FASTER))
+    return Choices(tuple(entries), one_file)
