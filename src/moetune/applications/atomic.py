@@ -68,12 +68,13 @@ class Places:
             return None
         except OSError as failure:
             _fail(self.root / relative, failure)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OutputError(
+                f"{_shown(self.root / relative)} exists and is no plain file",
+                f"move it away, or {_ANOTHER_PLACE}",
+            )
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OutputError(
-                    f"{_shown(self.root / relative)} exists and is no plain file",
-                    f"move it away, or {_ANOTHER_PLACE}",
-                )
             content = file.read(limit_bytes + 1)
         if len(content) > limit_bytes:
             raise OutputError(
