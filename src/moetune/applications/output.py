@@ -104,7 +104,9 @@ def check_path(path: str) -> None:
     if bad is not None or len(folders) > _MAX_FOLDERS:
         raise OutputError(f"{printable(path)!r} is no path of a config file: {printable(bad or path, 60)!r}")
     match = _FILE_NAME.fullmatch(name)
-    if match is None or ".." in match["device"] or not match["device"].isprintable():
+    device = match["device"] if match else ""
+    # `.json` inside would let a config file pass for another one's provenance.
+    if not device.isprintable() or not device or ".." in device or ".json" in device:
         raise OutputError(
             f"{printable(name, 200)!r} is no name of a config file",
             "the name of the GPU must be as torch gives it, without separators or control characters",
