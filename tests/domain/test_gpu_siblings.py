@@ -86,6 +86,12 @@ def test_one_board_under_two_names_says_so() -> None:
     best = siblings(find_gpu("AMD Instinct MI325 OAM"))[0]
     assert best.gpu.torch_name == "AMD Instinct MI325X"
     assert best.reason.startswith("the same board under another name")
+    (orin, *_) = siblings(find_gpu("Orin (nvgpu)"))
+    assert (orin.gpu.torch_name, orin.reason, orin.confidence) == (
+        "Orin",
+        "the same board under another name",
+        "high",
+    )
     # Two rows of which little is known are not therefore one board.
     reasons = [sibling.reason for sibling in siblings(find_gpu("NVIDIA GH200 480GB"))]
     assert not any("same board" in reason for reason in reasons)

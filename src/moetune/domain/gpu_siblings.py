@@ -40,11 +40,11 @@ def siblings(gpu: Gpu) -> tuple[Sibling, ...]:
         kinship = None if other.torch_name == gpu.torch_name else _kinship(gpu, other)
         if kinship is not None:
             rank, shared = kinship
-            distance, differences = _differences(gpu, other)
+            distance, differences = _differences(gpu, other) if rank != _SAME_BOARD else (0.0, [])
             confidence = "low"
             if rank < _OTHER_TARGET and distance < 1:
                 confidence = "medium"
-            if rank < _SAME_TARGET and distance < 0.2 and "low" not in (gpu.confidence, other.confidence):
+            if rank < _SAME_TARGET and distance < 0.2:
                 confidence = "high"
             found.append((rank, distance, Sibling(other, "; ".join([shared, *differences]), confidence)))
     return tuple(sibling for _, _, sibling in sorted(found, key=lambda entry: entry[:2]))
