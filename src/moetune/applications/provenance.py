@@ -156,12 +156,12 @@ def render_provenance(provenance: Provenance, config_text: str) -> str:
         "identity": identity(provenance.problem),
         "problem": problem_to_json(provenance.problem),
         "model": provenance.model,
-        "conditions": _rounded(to_json(provenance.conditions)),
+        "conditions": rounded(to_json(provenance.conditions)),
         "checks": to_json(provenance.checks),
-        "familiarity": _rounded(to_json(provenance.familiarity)),
+        "familiarity": rounded(to_json(provenance.familiarity)),
         "added_keys": list(provenance.added_keys),
         "shortfalls": list(provenance.shortfalls),
-        "entries": [_rounded(_entry(choice)) for choice in provenance.choices.entries],
+        "entries": [rounded(_entry(choice)) for choice in provenance.choices.entries],
     }
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
@@ -202,10 +202,10 @@ def _entry(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _rounded(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def rounded(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     """Six digits: more would differ between two processors' libraries, and mean nothing."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
