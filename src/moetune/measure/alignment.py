@@ -1,0 +1,78 @@
+"""Sorting slots by expert: what turns a routing into blocks that one program can multiply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+ELSEWHERE = -1
+"""Expert number of a slot whose expert another rank holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """A routing sorted by expert, each expert padded to whole tiles of BLOCK_SIZE_M rows.
+
+    Attributes:
+        slot_ids: `[P]` int32, the slots of each expert together; padding holds the number of
+            slots, which is no slot.
+        tile_experts: `[P / block_size_m]` int32, the expert of each tile, ELSEWHERE for tiles of
+            experts that another rank holds.
+        used_length: `[1]` int32, how much of P this routing fills.
+    """
+
+    slot_ids: torch.Tensor
+    tile_experts: torch.Tensor
+    used_length: torch.Tensor
+
+    @property
+    def padded_length(self) -> int:
+        """P, which the launch grid covers whatever the routing fills of it."""
+        return self.slot_ids.numel()
+
+
+def padded_length(slots: int, experts: int, block_size_m: int, multiple_of: int = 1) -> int:
+    """The longest that any routing of so many slots can get, rounded up to a multiple.
+
+    Every slot alone in its tile is the worst case while there are fewer slots than groups, where
+    the slots of other ranks' experts are one group more; after that each group can waste
+    `block_size_m - 1` rows. It is SGLang's bound (sglang 0.5.23 wheel,
+    srt/layers/moe/moe_runner/triton_utils/moe_align_block_size.py), which rounds to 4.
+    """
+    groups = experts + 1
+    longest = slots * block_size_m if slots < groups else slots + groups * (block_size_m - 1)
+    return -(-longest // multiple_of) * multiple_of
+
+
+def align(expert_of_slot: torch.Tensor, experts: int, block_size_m: int, multiple_of: int = 1) -> Alignment:
+    """Sort slots by expert and pad each expert to whole tiles, with no loop over experts.
+
+    Args:
+        expert_of_slot: `[M, topk]` or `[S]` integers below `experts`, or ELSEWHERE.
+        experts: E, experts of this rank.
+        block_size_m: rows of a tile.
+        multiple_of: what P is rounded up to.
+    """
+    device = expert_of_slot.device
+    group = expert_of_slot.reshape(-1).long() + 1  # ELSEWHERE is the first group
+    slots = group.numel()
+    length = padded_length(slots, experts, block_size_m, multiple_of)
+
+    counts = torch.bincount(group, minlength=experts + 1)
+    padded = (counts + block_size_m - 1) // block_size_m * block_size_m
+    first_padded = padded.cumsum(0) - padded
+    first_sorted = counts.cumsum(0) - counts
+
+    by_group = torch.argsort(group, stable=True)
+    group_sorted = group[by_group]
+    rank_in_group = torch.arange(slots, device=device) - first_sorted[group_sorted]
+    slot_ids = torch.full((length,), slots, dtype=torch.int32, device=device)
+    slot_ids[first_padded[group_sorted] + rank_in_group] = by_group.int()
+
+    tiles = torch.repeat_interleave(
+        torch.arange(-1, experts, dtype=torch.int32, device=device), padded // block_size_m
+    )
+    tile_experts = torch.full((-(-length // block_size_m),), ELSEWHERE, dtype=torch.int32, device=device)
+    tile_experts[: tiles.numel()] = tiles
+    return Alignment(slot_ids, tile_experts, padded.sum().int().reshape(1))

@@ -1,0 +1,179 @@
+"""The fused-MoE grouped GEMM of moetune itself, for when no server is installed.
+
+Written from the algorithm, with the meaning of the servers' config keys, so that a config found
+with it is a config of theirs. Imports Triton only: compiling needs no torch.
+
+Symbols: a *slot* is one token at one of its topk experts, number `token * topk + choice`; the
+slots of an expert stand together in `slot_ids`, padded to a multiple of BLOCK_SIZE_M with the
+number of slots, which is no slot. `R` rows of activations, `E` experts, `S` slots, `N` output
+columns, `K` columns of the activations, `P` the padded length.
+"""
+
+# Kernel parameters are Triton's tensors and constants: they have no Python types.
+# ruff: noqa: ANN001, ANN201, ANN202, SIM300
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile_of_program(
+    program,
+    row_tiles,
+    column_tiles,
+    GROUP_SIZE_M: tl.constexpr,
+):
+    """Walk the tiles in bands of GROUP_SIZE_M row tiles, down each band's columns first.
+
+    Programs that run together then share weights of one column tile and activations of one band.
+    """
+    programs_of_band = GROUP_SIZE_M * column_tiles
+    band = program // programs_of_band
+    within = program % programs_of_band
+    first_row_tile = band * GROUP_SIZE_M
+    # The last band may be lower.
+    height = min(row_tiles - first_row_tile, GROUP_SIZE_M)
+    return first_row_tile + within % height, within // height
+
+
+@triton.jit
+def moe_grouped_gemm(
+    x_ptr,  # [R, K] activations; R is M for up (top_k slots share a row), S for down (top_k 1)
+    w_ptr,  # [E, N, K] weights
+    y_ptr,  # [S, N] output, in the order of the slots
+    bias_ptr,  # [E, N], or None
+    x_scale_ptr,  # [R, K / block_k] fp32 with block scales, else None
+    w_scale_ptr,  # [E, N / block_n, K / block_k] fp32 with block scales, else None
+    slot_weight_ptr,  # [S] fp32 routing weights
+    slot_ids_ptr,  # [P] int32
+    tile_expert_ptr,  # [P / BLOCK_SIZE_M] int32, -1: an expert of another rank
+    used_length_ptr,  # [1] int32, how much of P this routing fills
+    N,
+    K,
+    padded_length,
+    num_slots,
+    x_stride,
+    w_stride_expert,
+    w_stride_column,
+    bias_stride,
+    y_stride,
+    x_scale_stride,
+    w_scale_stride_expert,
+    w_scale_stride_column,
+    # What the problem fixes.
+    top_k: tl.constexpr,
+    block_n: tl.constexpr,  # columns that share a weight scale, 0 without block scales
+    block_k: tl.constexpr,  # columns of the activations that share a scale, 0 without
+    multiply_slot_weight: tl.constexpr,
+    even_k: tl.constexpr,  # K is a multiple of BLOCK_SIZE_K
+    swap_ab: tl.constexpr,  # compute the transposed dot: weights as the left operand
+    pdl: tl.constexpr,  # launched with programmatic dependent launch
+    pdl_early: tl.constexpr,  # let the next kernel start at once instead of at the end
+    # The config.
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    GROUP_SIZE_M: tl.constexpr,
+):
+    """Multiply the rows of each slot with the weights of its expert.
+
+    `y[s, n] = slot_weight[s] * (sum over k of x[s // top_k, k] * w[expert(s), n, k] + bias[expert(s), n])`
+
+    With block scales the sum over each K tile is multiplied by one activation scale a row and one
+    weight scale a column: BLOCK_SIZE_K has to divide block_k, or the scales of all but the first
+    group of a tile are not applied. That is the servers' behaviour too, so it is not asserted here.
+    """
+    if pdl:
+        tl.extra.cuda.gdc_wait()
+        if pdl_early:
+            tl.extra.cuda.gdc_launch_dependents()
+
+    row_tile, column_tile = _tile_of_program(
+        tl.program_id(0), tl.cdiv(padded_length, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N), GROUP_SIZE_M
+    )
+    # The grid covers the longest padding that any routing can need.
+    if row_tile * BLOCK_SIZE_M >= tl.load(used_length_ptr):
+        return
+
+    position = row_tile * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
+    # 64 bits: slot * N and expert * N * K pass 2^31 at sizes that are served.
+    slot = tl.load(slot_ids_ptr + position).to(tl.int64)
+    is_slot = slot < num_slots
+    column = column_tile * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)
+    y_ptrs = y_ptr + slot[:, None] * y_stride + column[None, :]
+    y_mask = is_slot[:, None] & (column < N)[None, :]
+
+    expert = tl.load(tile_expert_ptr + row_tile).to(tl.int64)
+    if expert == -1:
+        # The sum over the experts of a token reads every slot.
+        tl.store(y_ptrs, tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), y_ptr.dtype.element_ty), mask=y_mask)
+        return
+
+    # Columns past N wrap around instead of being masked: no predicate in the loop.
+    w_column = column % N
+    k = tl.arange(0, BLOCK_SIZE_K)
+    x_row = slot // top_k
+    x_ptrs = x_ptr + x_row[:, None] * x_stride + k[None, :]
+    w_ptrs = w_ptr + expert * w_stride_expert + k[:, None] + w_column[None, :] * w_stride_column
+
+    if block_k > 0:
+        x_scale_ptrs = x_scale_ptr + x_row * x_scale_stride
+        # One scale for the whole tile where the tile lies inside one scale's columns.
+        if BLOCK_SIZE_N > block_n:
+            w_scale_column = w_column // block_n
+        else:
+            w_scale_column = column_tile * BLOCK_SIZE_N // block_n
+        w_scale_ptrs = w_scale_ptr + expert * w_scale_stride_expert + w_scale_column * w_scale_stride_column
+
+    if swap_ab:
+        total = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
+    else:
+        total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+
+    for k_start in range(0, K, BLOCK_SIZE_K):
+        if even_k:
+            x = tl.load(x_ptrs, mask=is_slot[:, None], other=0.0)
+            w = tl.load(w_ptrs)
+        else:
+            x = tl.load(x_ptrs, mask=is_slot[:, None] & (k < K - k_start)[None, :], other=0.0)
+            w = tl.load(w_ptrs, mask=(k < K - k_start)[:, None], other=0.0)
+
+        if block_k > 0:
+            group = k_start // block_k
+            x_scale = tl.load(x_scale_ptrs + group, mask=is_slot, other=0.0)
+            w_scale = tl.load(w_scale_ptrs + group)
+            if swap_ab:
+                product = tl.dot(tl.trans(w), tl.trans(x))
+                if BLOCK_SIZE_N > block_n:
+                    total += product * w_scale[:, None] * x_scale[None, :]
+                else:
+                    total += product * (w_scale * x_scale[None, :])
+            else:
+                product = tl.dot(x, w)
+                if BLOCK_SIZE_N > block_n:
+                    total += product * x_scale[:, None] * w_scale[None, :]
+                else:
+                    total += product * (x_scale[:, None] * w_scale)
+        elif swap_ab:
+            total += tl.dot(tl.trans(w), tl.trans(x))
+        else:
+            # Not `acc=total`: added as the servers add it, so that what Triton's passes cannot compile
+            # there fails here too (256x64x64 with 4 warps in Triton 3.6; see compiler_failures.json).
+            total += tl.dot(x, w)
+
+        x_ptrs += BLOCK_SIZE_K
+        w_ptrs += BLOCK_SIZE_K
+
+    if swap_ab:
+        total = tl.trans(total)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + expert * bias_stride + w_column)[None, :].to(tl.float32)
+    if multiply_slot_weight:
+        total *= tl.load(slot_weight_ptr + slot, mask=is_slot, other=0.0)[:, None]
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+
+    if pdl and not pdl_early:
+        tl.extra.cuda.gdc_launch_dependents()
