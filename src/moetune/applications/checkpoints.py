@@ -73,7 +73,7 @@ def resolve(
 def _by_hand(model: str, overrides: LayerOverrides) -> ExpertLayer:
     if not overrides.complete:
         raise ModelError(
-            f"without a model the sizes must be given by hand; these are missing: {', '.join(overrides.missing)}",
+            f"without a model the sizes are given by hand; missing: {', '.join(overrides.missing)}",
             "moetune plan --experts 256 --topk 8 --hidden 3072 --intermediate 1024",
         )
     return read_expert_layer({}, name=model or "by hand", source="by hand", overrides=overrides)

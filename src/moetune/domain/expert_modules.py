@@ -33,6 +33,7 @@ _PREFIXES = (
 )
 _LEAVES = (".0.gate_proj", ".0.up_proj", ".0.down_proj", ".0.w1", ".gate_up_proj")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})(?![\d\[])", re.A)
+_MAX_EXPRESSIONS = 512
 # A list may hold thousands of patterns; those with digits that do not name their layer are tried on
 # every layer only up to here, on three of them above.
 _MANY_PATTERNS = 32
@@ -67,13 +68,11 @@ class ExpertModules:
         def by_path(path: str) -> bool:
             return path in inside or not plain.isdisjoint(_runs(path))
 
-        def by_glob(glob: str, path: str) -> bool:
-            names = (path, *path.split("."), *(path + leaf for leaf in _LEAVES))
-            return any(glob_matches(glob, name) for name in names)
-
         named = {layer for layer in self._layers() if any(by_path(p) for p in self._paths(layer))}
-        for glob, layers in self._with_layers(globs):
-            named |= self._spread(glob, {n for n in layers if any(by_glob(glob, p) for p in self._paths(n))})
+        names = {layer: self._names(layer) for layer in self._layers()}
+        for glob, layers in self._with_layers(globs, exact=False):
+            literals = re.split(r"[*?]+", glob)
+            named |= self._spread(glob, {n for n in layers if _glob_names(glob, literals, names[n])})
         return self._answer(named)
 
     def named_by_targets(self, entries: Sequence[str]) -> frozenset[int] | None:
@@ -83,13 +82,15 @@ class ExpertModules:
             PatternError: for a regular expression that cannot be read and that speaks of experts.
         """
         plain = {entry for entry in entries if not entry.startswith("re:")}
-        patterns = [entry.removeprefix("re:") for entry in entries if entry.startswith("re:")]
+        patterns = list({entry[3:]: None for entry in entries if entry.startswith("re:")})
+        if len(patterns) > _MAX_EXPRESSIONS:
+            raise PatternError(f"a list of {len(patterns)} regular expressions")
         named = {
             layer
             for layer in self._layers()
             if any(not plain.isdisjoint(_suffixes(name)) for name in self._leaves(layer))
         }
-        for pattern, layers in self._with_layers(patterns):
+        for pattern, layers in self._with_layers(patterns, exact=True):
             named |= self._spread(pattern, {n for n in layers if self._leaf_matches(pattern, n)})
         return self._answer(named)
 
@@ -125,25 +126,41 @@ class ExpertModules:
             return set(self._layers())
         return matched
 
-    def _with_layers(self, patterns: Sequence[str]) -> Iterator[tuple[str, Iterable[int]]]:
+    def _names(self, layer: int) -> str:
+        """All that a glob may match to name a layer's experts: paths, parts of them, leaves; one a line."""
+        paths = list(self._paths(layer))
+        parts = dict.fromkeys(part for path in paths for part in path.split("."))
+        return "\n".join((*paths, *parts, *(path + leaf for path in paths for leaf in _LEAVES)))
+
+    def _with_layers(self, patterns: Sequence[str], *, exact: bool) -> Iterator[tuple[str, Iterable[int]]]:
         """Each pattern with the layers to try it on.
 
         A pattern without digits cannot tell layers apart and is tried on one, so that long lists stay
-        cheap; `_spread` makes that one stand for all.
+        cheap; `_spread` makes that one stand for all. A glob `layers.1*` names layer 1 and 1x too; in
+        a regular expression (`exact`) a number followed by a point is that number.
         """
         known = self._layers()
         some = known
         if len(patterns) > _MANY_PATTERNS:
             some = tuple(dict.fromkeys((known[0], known[len(known) // 2], known[-1])))
         for pattern in dict.fromkeys(patterns):
-            number = _LAYER.search(pattern.replace("\\", ""))
-            if number is not None:
-                # `layers.1*` names layer 1 and, as a glob, layers 1x too.
+            plain = pattern.replace("\\", "")
+            number = _LAYER.search(plain)
+            if number is not None and not exact:
                 yield pattern, [n for n in known if str(n).startswith(number.group(1))]
+            elif number is not None and plain[number.end() :][:1] == "." and "|" not in plain:
+                yield pattern, [n for n in known if n == int(number.group(1))]
             elif any(character.isdigit() for character in pattern):
                 yield pattern, some
             else:
                 yield pattern, known[:1]
+
+
+def _glob_names(glob: str, literals: Sequence[str], names: str) -> bool:
+    # What stands between the wildcards must occur: this settles nearly every glob of a long list.
+    if not all(literal in names for literal in literals):
+        return False
+    return any(glob_matches(glob, name) for name in names.split("\n"))
 
 
 def _runs(path: str) -> Iterator[str]:

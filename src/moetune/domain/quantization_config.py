@@ -74,10 +74,10 @@ def read_quantization(
         return ReadQuantization(plain, "no quantization config")
     config = _unwrapped(config)
     method = _method(config)
-    reader = _READERS.get(method)
+    reader = METHODS.get(method)
     if reader is None:
         raise ModelError(
-            f"the quantization method {printable(method, 60)!r} is not known (known: {', '.join(_READERS)})",
+            f"the quantization method {printable(method, 60)!r} is not known (known: {', '.join(METHODS)})",
             QUANT_HINT,
         )
     try:
@@ -236,7 +236,7 @@ def _w4afp8(config: Config, experts: ExpertModules) -> Found:
     )
 
 
-_READERS: Mapping[str, Callable[[Config, ExpertModules], Found | None]] = {
+METHODS: Mapping[str, Callable[[Config, ExpertModules], Found | None]] = {
     "fp8": _fp8,
     "deepseek_v4_fp8": _fp8,
     "fbgemm_fp8": _fixed(FP8_CHANNEL),
@@ -267,3 +267,4 @@ _READERS: Mapping[str, Callable[[Config, ExpertModules], Found | None]] = {
     "bitsandbytes": _fixed(Quantization(dtype=Dtype.BITSANDBYTES)),
     "gguf": _fixed(Quantization(dtype=Dtype.GGUF)),
 }
+"""Every `quant_method` that is read, in lower case."""
