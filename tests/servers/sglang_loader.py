@@ -44,6 +44,12 @@ class Stub:
     def __iter__(self) -> Any:
         return iter(())
 
+    def __enter__(self) -> Stub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
 
 @dataclass
 class Logger:
@@ -101,27 +107,40 @@ class Real:
         return self.functions[name]
 
 
-def load_lookup(version: str, world: World) -> Real:
-    """Execute the module that looks config files up, fresh: nothing is cached from an earlier call."""
+def load_lookup(version: str, world: World, torch: object | None = None) -> Real:
+    """Execute the module that looks config files up, fresh: nothing is cached from an earlier call.
+
+    Args:
+        version: of the wheel.
+        world: what the stubs say.
+        torch: the real torch, where types of real tensors are compared; None for a stub.
+    """
     module = rules_of(version).module
     logger = Logger()
+    answers = _answers(world)
+    answers["torch"] = torch or answers["torch"]
     namespace: dict[str, Any] = {
         "__name__": module.removesuffix(".py").replace("/", "."),
         "__file__": str(Path(world.folder) / Path(module).name),
-        "__builtins__": {**vars(builtins), "__import__": importer(_answers(world))},
+        "__builtins__": {
+            **vars(builtins),
+            "__import__": importer(_answers(world) | ({"torch": torch} if torch else {})),
+        },
     }
     code = _code(version, module)
     if not module.endswith("_config.py"):
         # 0.5.1 and before keep the functions in a module that also holds the kernels.
-        namespace.update(functools=functools, json=json, os=os, _is_hip=world.hip, torch=_torch(world))
+        namespace.update(
+            functools=functools, json=json, os=os, _is_hip=world.hip, torch=torch or _torch(world)
+        )
         namespace.update(triton=Stub(__version__=world.triton), get_device_name=lambda: world.device)
     exec(code, namespace)
     namespace["logger"] = logger
     return Real(version, namespace, logger)
 
 
-def importer(answers: dict[str, Any]) -> Any:
-    """An `__import__` that answers for torch, triton and sglang, and imports the rest."""
+def importer(answers: dict[str, Any], stubbed: frozenset[str] = _STUBBED) -> Any:
+    """An `__import__` that answers for the stubbed packages, and imports the rest."""
 
     def stub_import(
         name: str,
@@ -130,11 +149,11 @@ def importer(answers: dict[str, Any]) -> Any:
         fromlist: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> Any:
-        if level == 0 and name.split(".")[0] not in _STUBBED:
+        if level == 0 and name.split(".")[0] not in stubbed:
             return __import__(name, globals, locals, fromlist, level)  # type: ignore[arg-type]
         wanted = fromlist or ()
         root = name if wanted else name.split(".")[0]
-        if root in answers:
+        if level == 0 and root in answers:
             return answers[root]
         return Stub(**{key: answers[key] for key in wanted if key in answers})
 

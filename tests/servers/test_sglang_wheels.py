@@ -10,7 +10,7 @@ import inspect
 import json
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import ConfigFileError
 from moetune.domain.gpu import Gpu
-from moetune.domain.problem import Problem
+from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.servers.protocol import ConfigTree, Lookup, Outcome, ServerOptions
 from moetune.servers.sglang import SGLang, open_sglang
@@ -27,24 +27,8 @@ from tests.servers.sglang_loader import Real, World, load_lookup
 
 # All three homes of the module, both sides of each change of its rules.
 VERSIONS = [
-    "0.4.9",
-    "0.5.1",
-    "0.5.2",
-    "0.5.3",
-    "0.5.4",
-    "0.5.5",
-    "0.5.6",
-    "0.5.9",
-    "0.5.10",
-    "0.5.11",
-    "0.5.12",
-    "0.5.13",
-    "0.5.14",
-    "0.5.15",
-    "0.5.16",
-    "0.5.18",
-    "0.5.20",
-    "0.5.23",
+    *("0.4.9", "0.5.1", "0.5.2", "0.5.3", "0.5.4", "0.5.5", "0.5.6", "0.5.9", "0.5.10"),
+    *("0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.18", "0.5.20", "0.5.23"),
 ]
 SCENARIOS = 50
 
@@ -259,7 +243,7 @@ def ask_ours(scenario: Scenario, m: int) -> Answer:
     """The same from our own rules, reading files only where our lookup says that they lie."""
     server, problem = scenario.server, scenario.problem
     chosen: list[KernelConfig] = []
-    for kernel in ("up", "down"):
+    for kernel in KERNELS:
         lookup = server.lookup(problem, kernel, [scenario.tree], scenario.options)
         if lookup.outcome is Outcome.CRASH:
             return Answer(error=lookup.error)
@@ -325,7 +309,7 @@ def test_what_is_found_chosen_printed_and_raised_is_what_the_wheel_does(
         context = f"scenario {number}: {scenario.problem} {scenario.tree}"
         lookups = [
             scenario.server.lookup(scenario.problem, kernel, [scenario.tree], scenario.options)
-            for kernel in ("up", "down")
+            for kernel in KERNELS
         ]
         for number_of_calls, m in enumerate(scenario.ms):
             theirs, ours = ask_real(real, scenario.problem, m), ask_ours(scenario, m)
@@ -396,12 +380,12 @@ def test_the_file_name_is_the_wheels_for_every_dtype_and_device(version: str) ->
             flag = FLAGS.get(quantization.dtype)
             tag = real.get_config_dtype_str(dtype="bfloat16", **({flag: True} if flag else {}))
             block = list(quantization.block_shape or (0, quantization.group_size or 0))
-            for kernel, down in (("up", False), ("down", True)):
+            for kernel in KERNELS:
                 arguments: dict[str, Any] = {}
                 if supports(real, "per_channel_quant"):
                     arguments["per_channel_quant"] = quantization.per_channel
                 if server.separate_down_file:
-                    arguments["down_moe"] = down
+                    arguments["down_moe"] = kernel == "down"
                 theirs = real.get_config_file_name(problem.E, problem.file_n, tag, block, **arguments)
                 assert server.file_name(problem, kernel) == theirs
 
@@ -452,8 +436,6 @@ def test_the_default_config_is_the_wheels_around_every_switch(version: str) -> N
 
 
 def with_flag(problem: Problem) -> Problem:
-    from dataclasses import replace
-
     return replace(problem, flags=("deterministic",))
 
 
