@@ -94,7 +94,7 @@ class CompileResult:
         stack_bytes: local memory of a thread; more than 0 means that registers spill.
         seconds: what it took.
         message: why it did not end well, in one line.
-        noise: the end of what the compiler printed.
+        noise: what the compiler printed of errors, else the last line that it printed.
     """
 
     status: CompileStatus

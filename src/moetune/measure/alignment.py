@@ -29,7 +29,7 @@ class Alignment:
     @property
     def padded_length(self) -> int:
         """P, which the launch grid covers whatever the routing fills of it."""
-        return self.slot_ids.numel()
+        return int(self.slot_ids.numel())
 
 
 def padded_length(slots: int, experts: int, block_size_m: int, multiple_of: int = 1) -> int:

@@ -40,6 +40,14 @@ def _tile_of_program(
 
 
 @triton.jit
+def _store_tile(y_ptr, tile, slot, is_slot, column, N, y_stride):
+    """Scatter the rows of a tile to their slots; a function, so that nothing of it lives over the K loop."""
+    y_ptrs = y_ptr + slot[:, None] * y_stride + column[None, :]
+    mask = is_slot[:, None] & (column < N)[None, :]
+    tl.store(y_ptrs, tile.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def moe_grouped_gemm(
     x_ptr,  # [R, K] activations; R is M for up (top_k slots share a row), S for down (top_k 1)
     w_ptr,  # [E, N, K] weights
@@ -103,13 +111,13 @@ def moe_grouped_gemm(
     slot = tl.load(slot_ids_ptr + position).to(tl.int64)
     is_slot = slot < num_slots
     column = column_tile * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)
-    y_ptrs = y_ptr + slot[:, None] * y_stride + column[None, :]
-    y_mask = is_slot[:, None] & (column < N)[None, :]
 
     expert = tl.load(tile_expert_ptr + row_tile).to(tl.int64)
     if expert == -1:
         # The sum over the experts of a token reads every slot.
-        tl.store(y_ptrs, tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), y_ptr.dtype.element_ty), mask=y_mask)
+        _store_tile(
+            y_ptr, tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32), slot, is_slot, column, N, y_stride
+        )
         return
 
     # Columns past N wrap around instead of being masked: no predicate in the loop.
@@ -161,7 +169,7 @@ def moe_grouped_gemm(
             total += tl.dot(tl.trans(w), tl.trans(x))
         else:
             # Not `acc=total`: added as the servers add it, so that what Triton's passes cannot compile
-            # there fails here too (256x64x64 with 4 warps in Triton 3.6; see compiler_failures.json).
+            # there fails here too (256x64x64 with 4 warps in Triton 3.6, see compiler_failures.json).
             total += tl.dot(x, w)
 
         x_ptrs += BLOCK_SIZE_K
@@ -173,7 +181,7 @@ def moe_grouped_gemm(
         total += tl.load(bias_ptr + expert * bias_stride + w_column)[None, :].to(tl.float32)
     if multiply_slot_weight:
         total *= tl.load(slot_weight_ptr + slot, mask=is_slot, other=0.0)[:, None]
-    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=y_mask)
+    _store_tile(y_ptr, total, slot, is_slot, column, N, y_stride)
 
     if pdl and not pdl_early:
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,0 +1,285 @@
+"""Compiling one launch of moetune's own kernel for a named GPU, with no GPU here.
+
+Run as a program it is a worker: one task a line on stdin, one result a line on stdout, both JSON.
+Whatever the compiler prints goes into the result and not to stdout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+import triton
+from triton._C.libtriton import ir, nvidia, passes
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+
+from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask, Depth
+from moetune.domain.resources import WARP
+from moetune.domain.text import printable
+from moetune.measure.cubin import cubin_resources
+from moetune.measure.kernels import moe_grouped_gemm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MESSAGE_CHARACTERS = 300
+_NOISE_CHARACTERS = 600
+_NOISE_BYTES = 1 << 16
+"""How much of the beginning, and of the end, of the compiler's output is looked at."""
+
+_STATUS_OF_ERROR = {
+    # What Triton's front end says of the config.
+    "CompilationError": CompileStatus.REFUSED,
+    "CompileTimeAssertionFailure": CompileStatus.REFUSED,
+    "UnsupportedLanguageConstruct": CompileStatus.REFUSED,
+    "AssertionError": CompileStatus.REFUSED,
+    "ValueError": CompileStatus.REFUSED,
+    # What its passes, LLVM and ptxas do: MLIR's "PassManager::run failed" is a RuntimeError.
+    "RuntimeError": CompileStatus.COMPILER_FAILURE,
+    "PTXASError": CompileStatus.COMPILER_FAILURE,
+    "OutOfResources": CompileStatus.COMPILER_FAILURE,
+    "MemoryError": CompileStatus.COMPILER_FAILURE,
+    "IndexError": CompileStatus.COMPILER_FAILURE,
+    "CalledProcessError": CompileStatus.COMPILER_FAILURE,
+}
+"""The one place that knows what an exception of the compiler means."""
+
+
+def compile_launch(task: CompileTask, depth: Depth) -> CompileResult:
+    """Compile one launch and say what it needs, or why it cannot be compiled."""
+    started = time.perf_counter()
+    with _captured_output() as noise:
+        try:
+            found = _COMPILERS[depth](task)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this candidate only
+            found = _failure(error)
+    return CompileResult(
+        **found,
+        seconds=round(time.perf_counter() - started, 4),
+        noise=_gist(noise[0]),
+    )
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    names = (kind.__name__ for kind in type(error).__mro__)
+    status = next(
+        (_STATUS_OF_ERROR[name] for name in names if name in _STATUS_OF_ERROR),
+        CompileStatus.COMPILER_FAILURE,
+    )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # The last line of a CompilationError is the reason; the lines before it quote the kernel.
+    text = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    return {"status": status, "message": printable(text, _MESSAGE_CHARACTERS)}
+
+
+def _gist(noise: str) -> str:
+    """The lines that speak of an error, else the last one: a failing pass prints the whole module too."""
+    lines = [line.strip() for line in noise.splitlines() if line.strip()]
+    telling = [line for line in lines if " error: " in line or "Pipeline failed" in line]
+    return printable(" | ".join(telling or lines[-1:]), _NOISE_CHARACTERS)
+
+
+def kernel_source(task: CompileTask) -> ASTSource:
+    """The kernel with the types, constants and divisibility with which the launch specialises it."""
+    arguments = _arguments(task)
+    names = moe_grouped_gemm.arg_names
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, name in enumerate(names):
+        value = arguments[name]
+        if moe_grouped_gemm.params[index].is_constexpr or value is None or value == 1:
+            signature[name] = "constexpr"
+            constants[(index,)] = value
+            continue
+        signature[name] = value if isinstance(value, str) else _integer_type(value)
+        if isinstance(value, str) or value % 16 == 0:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(moe_grouped_gemm, signature, constants, attributes)
+
+
+def _integer_type(value: int) -> str:
+    return "i32" if value < 2**31 else "i64"
+
+
+def _arguments(task: CompileTask) -> dict[str, Any]:
+    """Type of each pointer and value, or a value like it, of each number of the kernel."""
+    launch, config = task.launch, task.launch.config
+    scaled = launch.block_k > 0
+    groups = -(-task.k // launch.block_k) if scaled else 0
+    blocks = -(-task.n // task.block_n) if scaled else 0
+    return {
+        "x_ptr": f"*{task.operand_type}",
+        "w_ptr": f"*{task.operand_type}",
+        "y_ptr": f"*{task.output_type}",
+        "bias_ptr": f"*{task.output_type}" if task.bias else None,
+        "x_scale_ptr": "*fp32" if scaled else None,
+        "w_scale_ptr": "*fp32" if scaled else None,
+        "slot_weight_ptr": "*fp32",
+        "slot_ids_ptr": "*i32",
+        "tile_expert_ptr": "*i32",
+        "used_length_ptr": "*i32",
+        "N": task.n,
+        "K": task.k,
+        "padded_length": 16 if task.padded_length_divisible else 4,
+        "num_slots": 1 if task.num_slots_is_one else 16 if task.num_slots_divisible else 8,
+        "x_stride": task.k,
+        "w_stride_expert": task.n * task.k,
+        "w_stride_column": task.k,
+        "bias_stride": task.n if task.bias else 0,
+        "y_stride": task.n,
+        "x_scale_stride": groups,
+        "w_scale_stride_expert": groups * blocks,
+        "w_scale_stride_column": groups,
+        "top_k": task.top_k,
+        "block_n": task.block_n,
+        "block_k": launch.block_k,
+        "multiply_slot_weight": launch.kernel == "down",
+        "even_k": task.k % config.block_size_k == 0,
+        "swap_ab": launch.swap_ab,
+        "pdl": launch.pdl,
+        "pdl_early": launch.pdl and task.pdl_early,
+        "BLOCK_SIZE_M": config.block_size_m,
+        "BLOCK_SIZE_N": config.block_size_n,
+        "BLOCK_SIZE_K": config.block_size_k,
+        "GROUP_SIZE_M": config.group_size_m,
+    }
+
+
+def _options(task: CompileTask) -> dict[str, Any]:
+    config = task.launch.config
+    options: dict[str, Any] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    if task.launch.pdl:
+        options["launch_pdl"] = True
+    return options
+
+
+def _to_binary(task: CompileTask) -> dict[str, Any]:
+    kernel = triton.compile(
+        kernel_source(task), target=GPUTarget("cuda", task.arch, WARP), options=_options(task)
+    )
+    used = cubin_resources(kernel.asm["cubin"])
+    return {
+        "status": CompileStatus.OK,
+        "shared_bytes": kernel.metadata.shared,
+        "registers": used.registers,
+        "stack_bytes": used.stack_bytes,
+    }
+
+
+def _to_allocation(task: CompileTask) -> dict[str, Any]:
+    """Run Triton's passes up to the one that lays out shared memory.
+
+    That is a tenth of the whole: what follows is LLVM and ptxas. The two stages before are Triton's
+    own; of the third these are the first passes (triton 3.6.0: backends/nvidia/compiler.py:make_llir),
+    and a release where they are others compiles to the end instead.
+    """
+    source = kernel_source(task)
+    target = GPUTarget("cuda", task.arch, WARP)
+    backend = make_backend(target)
+    options = backend.parse_options(_options(task))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    try:
+        backend.add_stages(stages, options, source.language)
+        allocate = _allocation_passes(ir.pass_manager(context), task.arch, options)
+        module = source.make_ir(
+            target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+        )
+    except (AttributeError, ImportError, TypeError):
+        return _to_binary(task)
+    metadata: dict[str, Any] = {}
+    module = stages["ttgir"](stages["ttir"](module, metadata), metadata)
+    allocate.run(module, "allocate")
+    return {"status": CompileStatus.OK, "shared_bytes": module.get_int_attr("ttg.shared")}
+
+
+def _allocation_passes(manager: Any, arch: int, options: Any) -> Any:  # noqa: ANN401 - Triton's own types
+    from triton.backends.nvidia.compiler import get_ptx_version_from_options
+
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(
+        manager, arch, get_ptx_version_from_options(options, arch)
+    )
+    nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
+    return manager
+
+
+_COMPILERS = {Depth.ALLOCATION: _to_allocation, Depth.BINARY: _to_binary}
+
+
+@contextmanager
+def _captured_output() -> Iterator[list[str]]:
+    """Catch what is printed to the file descriptors 1 and 2: MLIR and ptxas know nothing of sys.stdout.
+
+    The list that is given holds its beginning and its end afterwards.
+    """
+    kept: list[str] = [""]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield kept
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, descriptor)
+                os.close(copy)
+            size = sink.seek(0, os.SEEK_END)
+            sink.seek(0)
+            beginning = sink.read(_NOISE_BYTES)
+            sink.seek(max(size - _NOISE_BYTES, len(beginning)))
+            kept[0] = (beginning + sink.read()).decode("utf-8", "replace")
+
+
+def serve(tasks: TextIO, answers: TextIO) -> None:
+    """Say hello with Triton's version, then answer one task a line until there are no more."""
+    _say(answers, {"triton": triton.__version__})
+    for line in tasks:
+        request = json.loads(line)
+        result = compile_launch(CompileTask.from_json(request["task"]), Depth(request["depth"]))
+        _say(answers, {"number": request["number"], "result": result.to_json()})
+
+
+def _say(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _die_with_parent() -> None:
+    """Have Linux end this process when the one that started it is gone, even in the middle of LLVM."""
+    pr_set_pdeathsig = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve on stdin and stdout."""
+    _die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a compiler that aborts leaves no core behind
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()
