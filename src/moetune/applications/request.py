@@ -9,6 +9,7 @@ from math import inf
 
 from moetune.domain.errors import InputError
 from moetune.domain.keys import LARGEST_M, Traffic, parse_traffic
+from moetune.domain.model import LayerOverrides
 from moetune.domain.problem import Parallelism
 from moetune.servers.protocol import ServerOptions
 
@@ -124,6 +125,25 @@ class Request:
         """The GPUs asked for, each once."""
         names = (self.gpu,) if isinstance(self.gpu, str) else tuple(self.gpu)
         return tuple(dict.fromkeys(names))
+
+    @property
+    def traffic(self) -> Traffic:
+        """The user's own keys with their weights; empty without."""
+        return () if isinstance(self.m, str) else self.m
+
+    @property
+    def overrides(self) -> LayerOverrides:
+        """What is said about the expert layer by hand."""
+        return LayerOverrides(
+            experts=self.experts,
+            topk=self.topk,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            latent=self.latent,
+            shared_experts=self.shared_experts,
+            gated=self.gated,
+            quant=self.quant,
+        )
 
     @property
     def parallelism(self) -> Parallelism:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from moetune.applications.request import DEFAULT_MAX_M, Request
+from moetune.cli.output import Sink
 from moetune.domain.errors import InputError
 from moetune.domain.text import printable
 
@@ -37,7 +38,7 @@ REQUEST = (
     click.option("--intermediate", type=int, help="Columns between up and down of one expert."),
     click.option("--latent", type=int, help="Columns that enter the experts after a latent projection."),
     click.option("--shared-experts", type=int, help="Experts that every token goes to."),
-    click.option("--gated/--not-gated", default=None, help="Whether the up kernel writes gate and up."),
+    click.option("--gated/--no-gated", default=None, help="Whether the up kernel writes gate and up."),
     # the server
     click.option("--server", metavar="NAME", help="sglang or vllm. [default: the installed, else sglang]"),
     click.option(
@@ -107,3 +108,13 @@ def _assignment(text: str) -> tuple[str, str]:
     if not equals:
         raise InputError(f"--server-env {printable(text, 40)} is not NAME=VALUE")
     return name, value
+
+
+def sink_from(values: dict[str, Any]) -> Sink:
+    """Take `--json` and `--no-color` out of the values."""
+    return Sink(values.pop("as_json"), color=False if values.pop("no_color") else None)
+
+
+def exit_code(gains: bool, exit_zero: bool) -> int:
+    """0: something is gained; 1: the answer is no for all that was asked."""
+    return 0 if gains or exit_zero else 1

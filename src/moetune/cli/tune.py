@@ -1,0 +1,90 @@
+"""`moetune tune`: find configs and write the server's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_from, with_options
+
+if TYPE_CHECKING:
+    from moetune.applications.tuning import Tuned
+    from moetune.cli.output import Sink
+
+_EPILOG = """\b
+Examples:
+  moetune tune Qwen/Qwen3.5-122B-A10B --tp 4 --gpu "NVIDIA H200" --out configs
+  moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --gpu "NVIDIA A100-SXM4-80GB"
+
+\b
+Exit codes: 0 files are there; 1 nothing to gain on any of the GPUs, and nothing was written;
+2 something could not run; 130 interrupted. --exit-zero turns 1 into 0 for image builds."""
+
+_TUNE = (
+    click.option(
+        "--effort",
+        type=click.Choice(["predict"]),
+        default="predict",
+        show_default=True,
+        help="predict: no GPU is needed, nothing is measured.",
+    ),
+    click.option("--out", metavar="DIR", default="moetune-configs", show_default=True, help="Where they go."),
+    click.option("--force", is_flag=True, help="Replace files of another problem or another origin."),
+    click.option(
+        "--compile/--no-compile",
+        "compile_",
+        default=True,
+        show_default=True,
+        help="Compile what was chosen before it is written, where Triton is installed.",
+    ),
+)
+
+
+@click.command(epilog=_EPILOG)
+@with_options(*REQUEST, *_TUNE, *OUTPUT)
+def tune(effort: str, out: str, force: bool, compile_: bool, **values: Any) -> int:  # noqa: ANN401 - click's values
+    """Find configs for the fused-MoE Triton kernel and write the files that the server reads, with
+    their provenance beside them.
+
+    MODEL is a config.json or its folder, a Hugging Face id, or the name of a packaged checkpoint; it
+    can be left out when --experts, --topk, --hidden and --intermediate are given.
+    """  # noqa: D205 - one sentence is the help text
+    del effort  # there is one so far
+    sink = sink_from(values)
+    exit_zero = values.pop("exit_zero")
+    request = request_from(values)
+    from moetune.applications.tuning import tune_request
+    from moetune.cli.report import show_plan
+
+    tuned = tune_request(request, Path(out), force=force, compile_configs=compile_)
+    show_plan(sink, tuned.plan)
+    _show_files(sink, tuned)
+    sink.document(tuned.to_json())
+    return exit_code(tuned.plan.gains, exit_zero)
+
+
+def _show_files(sink: Sink, tuned: Tuned) -> None:
+    sink.line()
+    if not tuned.files:
+        sink.heading("nothing was written")
+        return
+    sink.heading("predicted files")
+    sink.fields((file.state.value, str(file.path)) for file in tuned.files)
+    for file in tuned.files:
+        if file.shared_with:
+            sink.warning(f"{file.path} also serves another problem: {file.shared_with}")
+    sink.fields([("provenance", "beside each, in *.provenance.json")])
+    sink.fields(("compiled", f"{report.gpu}: {report.text}") for report in tuned.compiled)
+    for report in tuned.compiled:
+        for replaced in report.replaced:
+            sink.note(f"did not compile for {report.gpu}: {replaced}")
+    if tuned.found:
+        sink.fields([("lookup", f"{tuned.plan.server.name}'s own finds them there")])
+    sink.line()
+    sink.heading("next")
+    sink.fields([("use them", tuned.use_command)])
+    if tuned.replaces_shipped:
+        sink.fields([("beware", "while that is set, the server reads none of the files that it ships")])
+    sink.fields([("measure", f"{tuned.measure_command}   (on a machine with that GPU)")])
