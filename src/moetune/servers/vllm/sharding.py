@@ -164,12 +164,15 @@ def _fit_blocks(
 ) -> tuple[int, Quantization] | str:
     N, K, quantization = layer.intermediate_size // tp, _columns(layer), layer.quantization
     block_n, block_k = quantization.block_shape or (0, 0)
-    refines = has(release, Change.FP8_BLOCK_REFINED) and quantization.method in _REFINES_BLOCKS
-    # The refinement looks at the ranks that split one expert, the refusal at --tp itself.
-    ranks = tp if refines else parallelism.tp
-    if not (block_n and block_k) or (N % block_n == 0 and (ranks == 1 or N % block_k == 0)):
+    if not (block_n and block_k):
         return N, quantization
-    if refines:
+
+    def exact(ranks: int) -> bool:
+        return N % block_n == 0 and (ranks == 1 or N % block_k == 0)
+
+    # The refinement looks at the ranks that split one expert, the refusal after it at --tp itself.
+    refines = has(release, Change.FP8_BLOCK_REFINED) and quantization.method in _REFINES_BLOCKS
+    if refines and not exact(tp):
         finest = math.gcd(block_n, block_k, N, K)
         if finest >= _SMALLEST_BLOCK:
             return N, replace(quantization, block_shape=(finest, finest))
@@ -177,6 +180,8 @@ def _fit_blocks(
         whole = block_n == block_k and layer.intermediate_size % block_n == 0 and K % block_n == 0
         if asked and whole and tp > 1 and not (layer.bias or options.enable_lora):
             return -(-N // block_n) * block_n, quantization
+    if exact(parallelism.tp):
+        return N, quantization
     return (
         f"the intermediate size of one rank, {N}, is no multiple of the fp8 block {block_n}x{block_k}: "
         f"vLLM {release_text(release)} stops with a ValueError while it loads the weights"

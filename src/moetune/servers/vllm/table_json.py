@@ -75,6 +75,14 @@ _OPTIONS: Mapping[str, _Option] = {
     "kpack": _Option(int, _AMD, 1),
     "grf_mode": _Option(str, _INTEL),
 }
+# Further options that a launch would take; some name files, some change numbers, no tuned file has them.
+_REFUSED = (
+    "arch allow_flush_denorm allowed_dot_input_precisions backend_name cluster_dims debug "
+    "default_dot_input_precision deprecated_fp8_dot_operand_dtypes enable_reflect_ftz extern_libs "
+    "instrumentation_mode ir_override llvm_fn_attrs max_num_imprecise_acc_default ptx_options ptx_version "
+    "sanitize_overflow schedule_hint supported_fp8_dtypes warp_size"
+)
+_REFUSED_OPTIONS = frozenset(_REFUSED.split())
 # Parameters of the kernels that the launch fills itself: a second value is a TypeError, not a KeyError.
 _POINTERS = "a b c b_bias a_scale b_scale topk_weights sorted_token_ids expert_ids num_tokens_post_padded"
 _STRIDES = "am ak be bk bn cm cn asm ask bse bsk bsn bbe bbn"
@@ -245,12 +253,17 @@ class _Reader:
             )
         for name in entry:
             if not self._accepts(name):
-                argument = _ARGUMENTS.get(name) if name in _ARGUMENTS else Change.TENSOR_DESCRIPTORS
-                filled = name in _ARGUMENTS and (argument is None or has(self._release, argument))
-                raise self._error(
-                    f"{where} has the key {printable(name, 40)!r}, which the kernel does not take",
-                    "TypeError" if filled else "KeyError",
-                )
+                raise self._unknown(where, name)
+
+    def _unknown(self, where: str, name: str) -> ConfigFileError:
+        shown = printable(name, 40)
+        if name in _REFUSED_OPTIONS:
+            message = f"{self._source}: {where} sets {shown}, an option of Triton that no tuned file may set"
+            return self.failure(message, None)
+        since = _ARGUMENTS.get(name)
+        filled = name in _ARGUMENTS and (since is None or has(self._release, since))
+        exception = "TypeError" if filled else "KeyError"
+        return self._error(f"{where} has the key {shown!r}, which the kernel does not take", exception)
 
     def _accepts(self, name: str) -> bool:
         if self._problem is not None:
