@@ -82,7 +82,7 @@ def _by_hand(model: str, overrides: LayerOverrides) -> ExpertLayer:
 def _check_name(model: str) -> None:
     if not model.strip() or len(model) > _MAX_NAME:
         raise ModelError(f"a model's name of {len(model)} characters", "moetune plan Qwen/Qwen3-30B-A3B")
-    if any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in model):
+    if any(unicodedata.category(character)[0] == "C" for character in model) or len(model.splitlines()) > 1:
         raise ModelError(f"the model's name holds control characters: {printable(model)!r}")
 
 

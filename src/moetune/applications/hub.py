@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from moetune.domain.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
 
 FILES = ("config.json", "hf_quant_config.json")
 MAX_FILE_BYTES = 16 << 20
@@ -95,7 +97,8 @@ class HuggingFaceHub:
             return Path(hub.hf_hub_download(repo, filename, etag_timeout=self.timeout_s))
 
         try:
-            return _within(self.deadline_s, download)
+            with _no_telemetry(hub.constants):
+                return _within(self.deadline_s, download)
         except ModelError:
             raise
         except errors.GatedRepoError:
@@ -113,6 +116,22 @@ class HuggingFaceHub:
         # Whatever a client library raises for a network that is not there, the answer is the same.
         except Exception as failure:  # noqa: BLE001
             raise _unreachable(repo, failure) from None
+
+
+@contextmanager
+def _no_telemetry(constants: ModuleType) -> Iterator[None]:
+    """Keep the client from requests that are not about the model.
+
+    huggingface_hub 2.x asks `/api/agent-harnesses` before its first request and names the packages of
+    this environment in its user agent, unless this is set; an environment variable would come too
+    late where the module is imported already.
+    """
+    before = getattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = before  # type: ignore[attr-defined]
 
 
 def _unreachable(repo: str, failure: Exception) -> HubUnreachableError:
