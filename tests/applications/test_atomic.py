@@ -327,8 +327,9 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     write(tmp_path / "a", PAIR)
     write(tmp_path / "a", PAIR)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
-        write(tmp_path / "file", PAIR)
+    for root, path in ((tmp_path / "file", "x"), (tmp_path, "a"), (tmp_path, "a/configs")):
+        with pytest.raises(OutputError):
+            write(root, {path: "text"})
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -217,6 +217,7 @@ def test_names_that_servers_look_for_are_accepted(path: str) -> None:
         f"configs/../../{NAME}.json",
         f"configs//{NAME}.json",
         f"./{NAME}.json",
+        f"a..b/{NAME}.json",
         f".hidden/{NAME}.json",
         f"configs\\x/{NAME}.json",
         f"a b/{NAME}.json",
