@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from moetune.applications.environment import Nearby
     from moetune.applications.request import Request
+    from moetune.domain.config import KernelConfig
     from moetune.domain.model import ExpertLayer
     from moetune.domain.problem import Kernel, Parallelism, Problem
     from moetune.servers.protocol import ConfigTree, Lookup, RunnerVerdict, ServerOptions
@@ -93,6 +94,21 @@ class PlannedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class DefaultRegime:
+    """The server's built-in default for a stretch of m.
+
+    Attributes:
+        first_m: of the stretch.
+        last_m: of the stretch; None: it never ends.
+        config: for both kernels.
+    """
+
+    first_m: int
+    last_m: int | None
+    config: KernelConfig
+
+
+@dataclass(frozen=True, slots=True)
 class GpuPlan:
     """What holds for one kind of GPU.
 
@@ -102,6 +118,7 @@ class GpuPlan:
         applicable: tuned files matter there, as far as is known or was said.
         problem: None where the server has no such Triton kernel.
         files: what the server looks for; the down kernel only where it has a file of its own.
+        defaults: what the server falls back to where it finds none of them.
         predicted: None where nothing can be tuned.
         reason: why nothing can be tuned; empty where it can.
     """
@@ -112,6 +129,7 @@ class GpuPlan:
     applicable: bool
     problem: Problem | None
     files: tuple[PlannedFile, ...]
+    defaults: tuple[DefaultRegime, ...]
     predicted: Predicted | None
     reason: str = ""
 
@@ -131,6 +149,10 @@ class GpuPlan:
             "problem": None if self.problem is None else problem_to_json(self.problem),
             "fingerprint": None if self.problem is None else fingerprint(self.problem),
             "files": [file.to_json() for file in self.files],
+            "defaults": [
+                {"first_m": part.first_m, "last_m": part.last_m, "config": part.config.to_json()}
+                for part in self.defaults
+            ],
             "predicted": None if self.predicted is None else self.predicted.to_json(),
         }
 
@@ -234,6 +256,7 @@ def _plan_gpu(
             raise
         problem = None
     files = () if problem is None else _files(server, problem, trees, options)
+    defaults = () if problem is None else _defaults(server, problem)
     predicted, reason = None, ""
     if problem is None or not applicable:
         reason = _refusal(runner)
@@ -244,7 +267,8 @@ def _plan_gpu(
             predicted = predictor(request, server, problem)
         except NothingFitsError as error:
             reason = error.message
-    return GpuPlan(gpu, server.device_name(gpu), runner, applicable, problem, files, predicted, reason)
+    device_name = server.device_name(gpu)
+    return GpuPlan(gpu, device_name, runner, applicable, problem, files, defaults, predicted, reason)
 
 
 def _refusal(runner: RunnerVerdict) -> str:
@@ -265,6 +289,15 @@ def _files(
         )
         for kernel in KERNELS
         if kernel == "up" or server.separate_down_file
+    )
+
+
+def _defaults(server: Server, problem: Problem) -> tuple[DefaultRegime, ...]:
+    switches = server.default_switches(problem)
+    firsts = (1, *(switch + 1 for switch in switches))
+    return tuple(
+        DefaultRegime(first, last, server.default_config(problem, "up", first))
+        for first, last in zip(firsts, (*switches, None), strict=True)
     )
 
 

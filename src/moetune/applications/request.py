@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping  # noqa: TC003 - dataclass fields are read at run time by callers
 from dataclasses import dataclass, field, fields
 from math import inf
+from pathlib import Path  # noqa: TC003
 
 from moetune.domain.errors import InputError
 from moetune.domain.keys import LARGEST_M, Traffic, parse_traffic
@@ -15,6 +16,9 @@ from moetune.servers.protocol import ServerOptions
 
 DEFAULT_MAX_M = 8192
 """Largest prefill chunk that is assumed where neither flag nor log names one (design.md, decision 5)."""
+
+DEFAULT_OUT = "moetune-configs"
+"""Directory that files are written to where none is named."""
 
 _LARGEST_SIZE = 1 << 24
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.A)
@@ -166,9 +170,24 @@ class Request:
 
     def changed(self) -> dict[str, object]:
         """The fields that differ from their defaults: what the question really says."""
-        blank = Request()
+        blank = type(self)()
         return {
             item.name: getattr(self, item.name)
             for item in fields(self)
             if getattr(self, item.name) != getattr(blank, item.name)
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest(Request):
+    """A question whose answer is written.
+
+    Attributes:
+        out: the directory below which the server's files go.
+        force: replace files of another problem or another origin.
+        compile_configs: compile what is chosen before it is written, where Triton is installed.
+    """
+
+    out: str | Path = DEFAULT_OUT
+    force: bool = False
+    compile_configs: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moetune.applications.environment import config_trees, find_installed
@@ -12,7 +13,7 @@ from moetune.applications.output import TableFile, Written, write_tables
 from moetune.applications.planning import GpuPlan, Plan, make_plan
 from moetune.applications.predicting import NOISE, Predicted, forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Familiarity, Kind, Provenance
-from moetune.applications.request import Request
+from moetune.applications.request import Request, TuneRequest
 from moetune.domain.codec import to_json
 from moetune.domain.compilation import CompileStatus
 from moetune.domain.problem import KERNELS, Kernel
@@ -21,7 +22,6 @@ from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from moetune.applications.compiling import CompilePool
     from moetune.applications.predicting import Forecast
@@ -121,21 +121,12 @@ class Tuned:
 
 
 def tune_request(
-    request: Request,
-    out: Path,
-    *,
-    force: bool = False,
-    compile_configs: bool = True,
-    environ: Mapping[str, str] | None = None,
-    pool: CompilePool | None = None,
+    request: TuneRequest, environ: Mapping[str, str] | None = None, pool: CompilePool | None = None
 ) -> Tuned:
     """Find configs and write the server's files: for all GPUs asked for, or, on an error, none.
 
     Args:
         request: what is asked.
-        out: the directory below which the files go.
-        force: replace files of another problem or origin.
-        compile_configs: compile what is chosen before it is written, where Triton is installed.
         environ: the variables of the server; None takes those of this process.
         pool: how to compile.
 
@@ -143,11 +134,12 @@ def tune_request(
         MoetuneError: for what cannot be done; nothing was then written.
     """
     environ = os.environ if environ is None else environ
+    out = Path(request.out)
     reports: dict[str, CompileReport] = {}
 
-    def predictor(request: Request, server: Server, problem: Problem) -> Predicted:
+    def predictor(_: Request, server: Server, problem: Problem) -> Predicted:
         keys = keys_for(server, problem, request.max_m, request.traffic)
-        compiler = _Compiler(server, problem, compile_configs, pool)
+        compiler = _Compiler(server, problem, request.compile_configs, pool)
         predicted = compiler.settle(forecast(server, problem), keys)
         reports[problem.gpu.torch_name] = compiler.report()
         return predicted
@@ -156,7 +148,7 @@ def tune_request(
     server = open_server(plan.server.name, plan.server.version, plan.server.triton_version)
     gaining = [part for part in plan.gpus if part.gains]
     tables = [file for part in gaining for file in _table_files(server, plan, part, reports)]
-    written = write_tables(tables, out, force=force) if tables else ()
+    written = write_tables(tables, out, force=request.force) if tables else ()
     found, replaces = _look_again(server, request, gaining, out, environ)
     return Tuned(
         plan=plan,

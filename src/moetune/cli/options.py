@@ -12,6 +12,7 @@ from moetune.cli.output import Sink
 from moetune.domain.errors import InputError
 from moetune.domain.text import printable
 
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
@@ -95,12 +96,12 @@ def with_options(*options: Callable[[_Function], _Function]) -> Callable[[_Funct
     return decorate
 
 
-def request_from(values: Mapping[str, Any]) -> Request:
-    """The request that the options of `REQUEST` make."""
+def request_from(values: Mapping[str, Any], kind: type[AnyRequest]) -> AnyRequest:
+    """The request that the options make."""
     fields = dict(values)
     fields["server_environment"] = dict(_assignment(text) for text in fields.pop("server_env"))
     fields["m"] = fields["m"] or ()
-    return Request(**fields)
+    return kind(**fields)
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -17,12 +18,21 @@ from moetune.domain.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+_WIDTH = 80  # of prose, in a terminal and in a pipe alike
+_INDENT = 16  # of the values of fields
+_WRAPPER = textwrap.TextWrapper(_WIDTH - _INDENT, break_long_words=False, break_on_hyphens=False)
 _LONGEST_LINE = 1 << 16  # longer than any path or config: nothing that we print is cut
 
 
 def clean(text: object) -> str:
     """Text from outside, safe for a terminal: one line, no control sequence, no hidden character."""
     return printable(str(text), _LONGEST_LINE)
+
+
+class Prose(str):
+    """A value that may be broken between its words; paths and commands may not."""
+
+    __slots__ = ()
 
 
 class Sink:
@@ -48,15 +58,18 @@ class Sink:
         """A line of the report."""
         self._report(text)
 
-    def fields(self, pairs: Iterable[tuple[str, str]], indent: int = 2) -> None:
-        """Names and values, aligned; a value that is empty is left out."""
-        shown = [(clean(name), clean(value)) for name, value in pairs if value]
-        width = max((len(name) for name, _ in shown), default=0)
+    def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Names and values, aligned; empty values are left out, a repeated name is shown once."""
         last = ""
-        for name, value in shown:
-            label = "" if name == last else name
-            last = name
-            self._write(sys.stdout, f"{'':{indent}}{self._dim(label.ljust(width))}  {value}", report=True)
+        for name, value in pairs:
+            if not value:
+                continue
+            text = clean(value)
+            lines = _WRAPPER.wrap(text) if isinstance(value, Prose) else [text]
+            for line in lines:
+                label = "" if name == last else clean(name)
+                self._write(sys.stdout, f"  {self._dim(label.ljust(_INDENT - 4))}  {line}", report=True)
+                last = name
 
     def table(self, table: Table, indent: int = 2) -> None:
         """An aligned table; never shortened, no lines drawn unless a terminal reads them."""

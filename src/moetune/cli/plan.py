@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from moetune.applications.request import Request
 from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_from, with_options
 
 _EPILOG = """\b
@@ -29,7 +30,7 @@ def plan(**values: Any) -> int:  # noqa: ANN401 - click's values
     """  # noqa: D205 - one sentence is the help text
     sink = sink_from(values)
     exit_zero = values.pop("exit_zero")
-    request = request_from(values)
+    request = request_from(values, Request)
     from moetune.applications.planning import make_plan
     from moetune.cli.report import show_plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moetune.cli.output import Prose
 from moetune.cli.tables import Column, Table
 from moetune.domain.choose import Reason
 from moetune.servers.protocol import Applies, Outcome
@@ -16,39 +17,48 @@ if TYPE_CHECKING:
     from moetune.cli.output import Sink
     from moetune.domain.choose import Choice
     from moetune.domain.model import ExpertLayer
-    from moetune.domain.problem import Problem
     from moetune.domain.quantization import Quantization
 
 _FOUND = {
-    Outcome.EXACT: "there: {found}",
-    Outcome.STALE: "only of another Triton version, which the server takes with a warning: {found}",
+    Outcome.EXACT: "there already: {found}",
+    Outcome.STALE: "only for another Triton version, taken with a warning: {found}",
     Outcome.REUSED_UP: "missing: the up kernel's file serves both",
-    Outcome.DEFAULT: "missing: the server takes its built-in default",
-    Outcome.IGNORED: "ignored: with deterministic inference the server opens no file",
-    Outcome.CRASH: "missing, and the server dies while it looks for it: {error}",
+    Outcome.DEFAULT: "missing",
+    Outcome.IGNORED: "ignored: in this mode the server opens no file",
+    Outcome.CRASH: "missing, and the server dies of {error} while it looks for it",
+}
+_VERDICTS = {
+    Applies.YES: "the Triton fused-MoE kernel: tuned files matter",
+    Applies.PARTLY: "{runner}: PARTLY, some calls run the Triton fused-MoE kernel",
+    Applies.NO: "{runner}: NOT APPLICABLE, tuned files are not read",
+    Applies.UNKNOWN: "UNKNOWN: no rule is known for this case",
 }
 _CANNOT_RUN = "cannot run"
 
 
 def show_plan(sink: Sink, plan: Plan) -> None:
     """The report of a plan: the layer, the server, then each GPU."""
-    sink.heading(f"{plan.layer.model} ({plan.layer.source})")
-    sink.fields(_layer(plan.layer))
-    sink.fields(_server(plan.server))
+    sink.heading(plan.layer.model)
+    sink.fields([*_layer(plan.layer), *_server(plan.server)])
     for part in plan.gpus:
         sink.line()
-        _show_gpu(sink, plan, part)
+        sink.heading(f"{part.gpu.torch_name} ({part.gpu.sm or part.gpu.vendor})")
+        sink.fields([*_sharded(plan, part), *_runner(part), *_lookups(plan.server, part), *_defaults(part)])
+        if part.predicted is None:
+            sink.fields([("not tuned", Prose(part.reason))])
+        else:
+            _show_predicted(sink, part.predicted)
 
 
 def _layer(layer: ExpertLayer) -> list[tuple[str, str]]:
     inner = f", latent {layer.latent_size}" if layer.latent_size else ""
-    shared = f", {layer.num_shared_experts} shared" if layer.num_shared_experts else ""
+    shared = f" and {layer.num_shared_experts} shared" if layer.num_shared_experts else ""
     text = (
         f"{layer.num_experts} experts{shared}, topk {layer.topk}, hidden {layer.hidden_size}{inner}, "
         f"intermediate {layer.intermediate_size}{'' if layer.gated else ', not gated'}, "
         f"{quantization_text(layer.quantization)}"
     )
-    return [("architecture", layer.architecture), ("expert layer", text)]
+    return [("read from", f"{layer.source}  {layer.architecture}"), ("expert layer", Prose(text))]
 
 
 def quantization_text(quantization: Quantization) -> str:
@@ -68,45 +78,33 @@ def _server(server: ServerChoice) -> list[tuple[str, str]]:
     return fields + [("assumed", text) for text in server.assumed]
 
 
-def _show_gpu(sink: Sink, plan: Plan, part: GpuPlan) -> None:
-    sink.heading(f"{part.gpu.torch_name} ({part.gpu.sm or part.gpu.vendor})")
-    if part.problem is not None:
-        sink.fields([("sharded", _sharded(plan, part.problem))])
-    sink.fields(_runner(part))
-    sink.fields(list(_lookups(plan.server, part)))
-    if part.predicted is not None:
-        _show_predicted(sink, plan, part.predicted)
-    else:
-        sink.line(f"  nothing to tune: {part.reason}")
-
-
-def _sharded(plan: Plan, problem: Problem) -> str:
+def _sharded(plan: Plan, part: GpuPlan) -> Iterator[tuple[str, str]]:
+    problem = part.problem
+    if problem is None:
+        return
     split = plan.parallelism
-    sizes = {"tp": split.tp, "ep": split.ep, "dp": split.dp, "redundant experts": split.redundant_experts}
-    said = [f"{name} {size}" for name, size in sizes.items() if size > (name != "redundant experts")]
-    fused = f" ({problem.fused_shared_experts} shared fused)" if problem.fused_shared_experts else ""
-    return (
-        f"{', '.join(said) or 'one GPU'}: E={problem.E}{fused}, N={problem.N}, K={problem.K}, "
+    sizes = {"tp": split.tp, "ep": split.ep, "dp": split.dp}
+    said = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    if split.redundant_experts:
+        said.append(f"{split.redundant_experts} redundant experts")
+    fused = f" ({problem.fused_shared_experts} of them shared, fused)" if problem.fused_shared_experts else ""
+    text = (
+        f"{', '.join(said) or 'tp 1'}: E={problem.E}{fused}, N={problem.N}, K={problem.K}, "
         f"topk {problem.topk}, {quantization_text(problem.quantization)}"
     )
+    yield "sharded", Prose(text)
 
 
 def _runner(part: GpuPlan) -> Iterator[tuple[str, str]]:
     runner = part.runner
-    verdict = {
-        Applies.YES: "the Triton fused-MoE kernel: tuned files matter",
-        Applies.PARTLY: f"{runner.runner}, PARTLY: some calls run the Triton fused-MoE kernel",
-        Applies.NO: f"{runner.runner}: NOT APPLICABLE, tuned files are never read",
-        Applies.UNKNOWN: "UNKNOWN: no rule covers this case",
-    }[runner.applies]
-    yield "runner", verdict
-    yield "rule", runner.reason
-    yield "read in", f"{runner.source} ({runner.certainty})" if runner.source else ""
+    yield "runner", Prose(_VERDICTS[runner.applies].format(runner=runner.runner))
+    yield "rule", Prose(runner.reason)
+    yield "rule read in", Prose(f"{runner.source} ({runner.certainty})" if runner.source else "")
     if runner.applies is not Applies.YES:
-        yield "for Triton", runner.force_triton
-        yield "proof", runner.evidence
-        if part.applicable:
-            yield "assumed", "the Triton kernel, as --assume-triton says"
+        yield "for Triton", Prose(runner.force_triton)
+        yield "proof", Prose(runner.evidence)
+        if part.applicable and runner.applies is not Applies.PARTLY:
+            yield "assumed", Prose("the Triton kernel runs all the same, as --assume-triton says")
 
 
 def _lookups(server: ServerChoice, part: GpuPlan) -> Iterator[tuple[str, str]]:
@@ -115,33 +113,30 @@ def _lookups(server: ServerChoice, part: GpuPlan) -> Iterator[tuple[str, str]]:
 
     for file in part.files:
         yield "looks for", labelled(file, file.lookup.file_name)
-    yield from _places(part)
+    # The down file is looked for in the same places.
+    for file in part.files[:1]:
+        for number, path in enumerate(file.lookup.candidates, 1):
+            yield "in order", f"{number}. {path.removesuffix(file.lookup.file_name).rstrip('/')}"
     for file in part.files:
         found = _FOUND[file.lookup.outcome].format(found=file.lookup.found, error=file.lookup.error)
-        yield "now", labelled(file, found)
+        yield "exists", labelled(file, found)
     if part.files and server.shipped != "installed":
-        yield "known from", f"{server.shipped} of {server.name} {server.version}"
+        yield "known from", f"the {server.shipped} of {server.name} {server.version}"
     for file in part.files:
-        yield from _nearby(file)
+        for near in file.nearby:
+            yield "near", near.path
+            yield "", Prose(f"{near.sibling.confidence} confidence: {near.sibling.reason}")
 
 
-def _places(part: GpuPlan) -> Iterator[tuple[str, str]]:
-    """The directories in which the up file is looked for, in order; the others are looked for there too."""
-    if part.files:
-        lookup = part.files[0].lookup
-        for number, path in enumerate(lookup.candidates, 1):
-            yield "in order", f"{number}. {path.removesuffix(lookup.file_name).rstrip('/')}"
+def _defaults(part: GpuPlan) -> Iterator[tuple[str, str]]:
+    for regime in part.defaults:
+        last = f"to {regime.last_m}" if regime.last_m else "on"
+        yield "fallback", f"m from {regime.first_m} {last}: {regime.config}"
 
 
-def _nearby(file: PlannedFile) -> Iterator[tuple[str, str]]:
-    for near in file.nearby:
-        yield "near", f"{near.path} ({near.sibling.confidence}: {near.sibling.reason})"
-
-
-def _show_predicted(sink: Sink, plan: Plan, predicted: Predicted) -> None:
-    del plan
+def _show_predicted(sink: Sink, predicted: Predicted) -> None:
     sink.line()
-    sink.line("  predicted: cold weights, uniform routing; m is tokens in one call")
+    sink.line("  predicted, not measured: microseconds of up and down, weights cold, uniform routing")
     sink.table(predicted_table(predicted))
     sink.fields(_summary(predicted))
 
@@ -173,16 +168,16 @@ def _gain(choice: Choice) -> str:
 
 
 def _summary(predicted: Predicted) -> Iterator[tuple[str, str]]:
-    yield "config", "BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, w num_warps, s num_stages"
-    yield "us", "up and down together; limit: what holds back the slower of the two"
-    yield "gain", _gain_text(predicted)
-    yield "known ground", predicted.familiarity.text
+    yield "configs", "BLOCK_SIZE_M x N x K, g GROUP_SIZE_M, w num_warps, s num_stages"
+    yield "limit", "what holds back the slower of the two kernels"
+    yield "gain", Prose(_gain_text(predicted))
+    yield "known ground", Prose(predicted.familiarity.text)
     if predicted.added_keys:
         keys = ", ".join(map(str, predicted.added_keys))
-        yield "keys added", f"{keys}: between the others an entry would have lost to the default"
+        yield "keys added", Prose(f"m = {keys}: between the others an entry would lose to the default")
     if predicted.shortfalls:
         ms = ", ".join(str(shortfall.m) for shortfall in predicted.shortfalls)
-        yield "shortfall", f"the default is predicted to be faster at m = {ms}"
+        yield "shortfall", Prose(f"the default is predicted to be faster at m = {ms}")
 
 
 def _gain_text(predicted: Predicted) -> str:
@@ -191,11 +186,10 @@ def _gain_text(predicted: Predicted) -> str:
     dead = sum(choice.speedup is None for choice in entries)
     parts = []
     if not predicted.choices.improves:
-        parts.append("none predicted: the server's default is already best")
+        parts.append("none predicted: nothing beats the server's default by more than the noise")
     elif gains:
-        mean = predicted.gain
-        parts.append(f"predicted {min(gains):.2f}x to {max(gains):.2f}x over the server's default")
-        parts.append(f"geometric mean {mean:.2f}x" if mean is not None else "")
+        mean = f", geometric mean {predicted.gain:.2f}x" if predicted.gain is not None else ""
+        parts.append(f"predicted {min(gains):.2f}x to {max(gains):.2f}x over the server's default{mean}")
     if dead:
-        parts.append(f"at {dead} of {len(entries)} m the default needs more than this GPU has and cannot run")
-    return "; ".join(filter(None, parts))
+        parts.append(f"at {dead} of {len(entries)} m the server's default cannot run on this GPU")
+    return "; ".join(parts)

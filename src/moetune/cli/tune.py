@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from moetune.applications.request import DEFAULT_OUT, TuneRequest
 from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_from, with_options
+from moetune.cli.output import Prose
 
 if TYPE_CHECKING:
     from moetune.applications.tuning import Tuned
@@ -30,11 +31,11 @@ _TUNE = (
         show_default=True,
         help="predict: no GPU is needed, nothing is measured.",
     ),
-    click.option("--out", metavar="DIR", default="moetune-configs", show_default=True, help="Where they go."),
+    click.option("--out", metavar="DIR", default=DEFAULT_OUT, show_default=True, help="Where they go."),
     click.option("--force", is_flag=True, help="Replace files of another problem or another origin."),
     click.option(
         "--compile/--no-compile",
-        "compile_",
+        "compile_configs",
         default=True,
         show_default=True,
         help="Compile what was chosen before it is written, where Triton is installed.",
@@ -44,7 +45,7 @@ _TUNE = (
 
 @click.command(epilog=_EPILOG)
 @with_options(*REQUEST, *_TUNE, *OUTPUT)
-def tune(effort: str, out: str, force: bool, compile_: bool, **values: Any) -> int:  # noqa: ANN401 - click's values
+def tune(effort: str, **values: Any) -> int:  # noqa: ANN401 - click's values
     """Find configs for the fused-MoE Triton kernel and write the files that the server reads, with
     their provenance beside them.
 
@@ -54,11 +55,11 @@ def tune(effort: str, out: str, force: bool, compile_: bool, **values: Any) -> i
     del effort  # there is one so far
     sink = sink_from(values)
     exit_zero = values.pop("exit_zero")
-    request = request_from(values)
+    request = request_from(values, TuneRequest)
     from moetune.applications.tuning import tune_request
     from moetune.cli.report import show_plan
 
-    tuned = tune_request(request, Path(out), force=force, compile_configs=compile_)
+    tuned = tune_request(request)
     show_plan(sink, tuned.plan)
     _show_files(sink, tuned)
     sink.document(tuned.to_json())
@@ -86,5 +87,5 @@ def _show_files(sink: Sink, tuned: Tuned) -> None:
     sink.heading("next")
     sink.fields([("use them", tuned.use_command)])
     if tuned.replaces_shipped:
-        sink.fields([("beware", "while that is set, the server reads none of the files that it ships")])
-    sink.fields([("measure", f"{tuned.measure_command}   (on a machine with that GPU)")])
+        sink.fields([("beware", Prose("while it is set the server reads none of the files that it ships"))])
+    sink.fields([("measure", f"{tuned.measure_command}  # on a machine with that GPU")])
