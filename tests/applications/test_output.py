@@ -21,12 +21,18 @@ from moetune.applications.provenance import (
 )
 from moetune.domain.errors import OutputError
 from moetune.domain.identity import fingerprint
+from moetune.domain.problem import KERNELS
+from moetune.servers.sglang import open_sglang
+from moetune.servers.vllm import open_vllm
 from tests import wheels
 from tests.generators import choices, problem
+from tests.servers.sglang_loader import World, load_lookup
+from tests.servers.vllm_loader import real as vllm_functions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from moetune.domain.config import ConfigTable
     from moetune.domain.problem import Problem
 
 NAME = "E=256,N=256,device_name=NVIDIA_H200"
@@ -280,3 +286,45 @@ def test_every_name_that_a_server_ships_is_accepted(package: str, version: str) 
             refused.append(name)
     # Files that were saved on a machine whose GPU had no name; no server ever looks for them.
     assert [name for name in refused if "device_name=," not in name] == []
+
+
+def as_loaded(table: ConfigTable) -> dict[int, dict[str, object]]:
+    return {m: dict(config.to_json()) for m, config in table.entries}
+
+
+@pytest.mark.parametrize("version", ["0.5.6", "0.5.10", "0.5.12", "0.5.23"])
+def test_sglangs_own_loader_reads_a_written_pair_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    server = open_sglang(version, "3.6.0")
+    some = replace(problem(), server_version=version)
+    tables = {"up": choices(1).up, "down": choices(1).down}
+    files = []
+    for kernel in KERNELS:
+        wanted = tables[kernel]
+        assert wanted is not None
+        provenance = Provenance(Kind.PREDICTED, (kernel,), some, choices(1), Conditions(noise=0.013))
+        text = server.render_table(some, wanted)
+        files.append(TableFile(server.file_path(some, kernel), text, provenance))
+    write_tables(files, tmp_path)
+    monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", str(tmp_path))
+    # Once as the Triton that is meant, and once as a newer one: then `configs/` is listed.
+    for triton in ("3.6.0", "3.8.0") if version not in ("0.5.6", "0.5.10") else ("3.6.0",):
+        real = load_lookup(version, World("NVIDIA H200", triton))
+        for kernel in KERNELS:
+            wanted = tables[kernel]
+            assert wanted is not None
+            assert real.get_moe_configs(some.E, some.N, None, down_moe=kernel == "down") == as_loaded(wanted)
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.13.0", "0.33.0"])
+def test_vllms_own_loader_reads_a_written_file(tmp_path: Path, version: str) -> None:
+    server = open_vllm(version)
+    some = replace(problem(), server="vllm", server_version=version)
+    one = choices(1, one_file=True)
+    provenance = Provenance(Kind.PREDICTED, KERNELS, some, one, Conditions(noise=0.013))
+    file = TableFile(server.file_path(some, "up"), server.render_table(some, one.up), provenance)
+    write_tables([file], tmp_path)
+    functions = vllm_functions(version)
+    with functions.world("NVIDIA H200", folder=str(tmp_path)):
+        assert functions.get_moe_configs(some.E, some.N, None, 0, 0) == as_loaded(one.up)
