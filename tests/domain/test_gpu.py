@@ -154,6 +154,15 @@ def test_an_unknown_gpu_without_one_names_the_nearest_and_the_option() -> None:
     assert "--compute-capability" in error.value.hint
 
 
+def test_boards_that_are_sure_are_suggested_first() -> None:
+    with pytest.raises(UnknownGpuError) as error:
+        find_gpu("H100")
+    assert error.value.hint is not None
+    offered = [name for name in error.value.hint.split("'") if name.startswith("NVIDIA")]
+    assert offered[-1] == "NVIDIA H100"
+    assert "NVIDIA H100 80GB HBM3" in offered
+
+
 def test_an_architecture_without_known_limits_is_refused() -> None:
     with pytest.raises(UnknownGpuError, match=r"13\.7"):
         find_gpu("NVIDIA Foo", compute_capability="13.7")

@@ -181,7 +181,9 @@ def _whole(name: str, target: str | None) -> Gpu:
     known = _by_name().get(name.lower())
     if known is None:
         if target is None:
-            near = nearest_names(name, (gpu.torch_name for gpu in load_registry()))
+            alike = nearest_names(name, (gpu.torch_name for gpu in load_registry()), count=8)
+            # `NVIDIA H100`, which is no sure board, must not come before those that are.
+            near = sorted(alike, key=lambda other: _by_name()[other.lower()].confidence == "low")[:4]
             choice = f"did you mean {', '.join(map(repr, near))}? Otherwise add" if near else "add"
             raise UnknownGpuError(
                 f"the registry has no GPU named {name!r}", f"{choice} `--compute-capability`, as in 9.0"
