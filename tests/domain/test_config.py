@@ -241,3 +241,16 @@ def test_every_file_that_a_server_ships_is_read_and_keeps_its_meaning(package: s
             written = table.to_json()[str(m)]
             assert {key: written.get(key, False) for key in entry} == entry
             assert set(written) - set(entry) <= {"num_warps", "num_stages"}
+
+
+def test_the_pairs_that_sglang_ships_agree_at_every_m() -> None:
+    names = wheels.members("sglang", "0.5.23")
+    pairs = [(name.replace("_down.json", ".json"), name) for name in names if name.endswith("_down.json")]
+    # Where only the down file is shipped in a directory, the up file comes from another one.
+    pairs = [(up, down) for up, down in pairs if up in names]
+    assert len(pairs) > 30
+    for names_of_pair in pairs:
+        up, down = (
+            ConfigTable.parse(wheels.read_member("sglang", "0.5.23", name), name) for name in names_of_pair
+        )
+        assert pair_mismatches(up, down, 16_384) == (), names_of_pair
