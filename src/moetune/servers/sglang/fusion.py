@@ -41,7 +41,8 @@ class FusionRule:
         routed: the numbers of routed experts that are allowed, None for any.
         shared: the number of shared experts that is required, None for any.
         methods: the quantization methods that are required, None for any.
-        refused_dtypes: weights of the routed experts that the shared one does not have.
+        refused: weights of the routed experts that the shared one does not have, each with the first
+            release whose gate asks.
         with_expert_parallelism: also when the experts are spread over ranks.
         equal_size: only when the shared expert is as large as a routed one.
         refused_backends: all-to-all backends that end it; None: any at all.
@@ -56,7 +57,7 @@ class FusionRule:
     routed: tuple[int, ...] | None = None
     shared: int | None = 1
     methods: tuple[str, ...] | None = None
-    refused_dtypes: tuple[Dtype, ...] = ()
+    refused: tuple[tuple[Dtype, Release], ...] = ()
     with_expert_parallelism: bool = False
     equal_size: bool = False
     refused_backends: frozenset[str] | None = _DEEPEP_CLASS
@@ -65,9 +66,7 @@ class FusionRule:
 
 
 _DEEPSEEK = "0.5.23 wheel, sglang/srt/models/deepseek_v2.py:shared_experts_fusion_disable_reason"
-_W4A8 = (Dtype.INT4_W4AFP8,)
-# From 0.5.16 the gate also refuses int4 weights of compressed-tensors.
-_W4 = (Dtype.INT4_W4AFP8, Dtype.INT4_W4A16)
+_DEEPSEEK_REFUSES = ((Dtype.INT4_W4AFP8, (0, 5, 2)), (Dtype.INT4_W4A16, (0, 5, 16)))
 _GLM4 = "0.5.23 wheel, sglang/srt/models/glm4_moe.py:shared_experts_fusion_disable_reason"
 
 RULES: tuple[FusionRule, ...] = (
@@ -76,12 +75,13 @@ RULES: tuple[FusionRule, ...] = (
         (0, 4, 9),
         _DEEPSEEK,
         routed=(256,),
-        refused_dtypes=_W4,
+        refused=_DEEPSEEK_REFUSES,
         rocm_since=(0, 5, 6),
     ),
     FusionRule(
-        # Kimi-K2 and K2.5 (whose text config names DeepseekV3ForCausalLM), as Quark quantized it.
-        ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
+        # Kimi-K2 and K2.5 (whose text config names DeepseekV3ForCausalLM), as Quark quantized it; the
+        # gate that GLM-5 inherits allows the same.
+        ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "GlmMoeDsaForCausalLM"),
         (0, 5, 13),
         _DEEPSEEK,
         routed=(384,),
@@ -93,7 +93,7 @@ RULES: tuple[FusionRule, ...] = (
         (0, 5, 9),
         "0.5.23 wheel, sglang/srt/models/glm4_moe.py:GlmMoeDsaForCausalLM.fused_shared_experts_architecture",
         routed=(256,),
-        refused_dtypes=_W4,
+        refused=_DEEPSEEK_REFUSES,
         rocm_since=(0, 5, 9),
     ),
     FusionRule(
@@ -106,7 +106,7 @@ RULES: tuple[FusionRule, ...] = (
         ("Glm4MoeForCausalLM",),
         (0, 5, 6),
         _GLM4,
-        refused_dtypes=_W4A8,
+        refused=((Dtype.INT4_W4AFP8, (0, 5, 10)),),
         refused_backends=frozenset({"deepep", "mori"}),
         rocm_since=(0, 5, 10),
     ),
@@ -128,7 +128,7 @@ RULES: tuple[FusionRule, ...] = (
         ("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3ForCausalLM"),
         (0, 5, 16),
         "0.5.23 wheel, sglang/srt/models/minimax_m3.py:shared_experts_fusion_disable_reason",
-        refused_dtypes=(Dtype.NVFP4,),
+        refused=((Dtype.NVFP4, (0, 5, 16)),),
         refused_backends=frozenset({"deepep"}),
     ),
     FusionRule(
@@ -143,7 +143,7 @@ RULES: tuple[FusionRule, ...] = (
         ("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration"),
         (0, 5, 19),
         "0.5.23 wheel, sglang/srt/models/bailing_moe_v3.py:shared_experts_fusion_disable_reason",
-        refused_dtypes=(Dtype.INT4_W4AFP8, Dtype.NVFP4, Dtype.MXFP4),
+        refused=((Dtype.INT4_W4AFP8, (0, 5, 19)),),
         with_expert_parallelism=True,
         equal_size=True,
         refused_backends=None,
@@ -161,7 +161,7 @@ RULES: tuple[FusionRule, ...] = (
         (0, 5, 19),
         "0.5.23 wheel, sglang/srt/models/dots3_common/modeling.py:shared_experts_fusion_disable_reason",
         routed=(256,),
-        refused_dtypes=_W4A8,
+        refused=((Dtype.INT4_W4AFP8, (0, 5, 19)),),
         refused_backends=frozenset(),
     ),
 )
@@ -203,7 +203,7 @@ def _holds(
         rule.routed is None or layer.num_experts in rule.routed,
         rule.shared is None or _shared_count(layer) == rule.shared,
         rule.methods is None or quantization.method in rule.methods,
-        quantization.dtype not in _refused_dtypes(rule, release),
+        not _is_refused(rule, release, quantization.dtype),
         rule.with_expert_parallelism or parallelism.ep == 1,
         not rule.equal_size or _shared_size(layer) == layer.intermediate_size,
         backend == "none" or (rule.refused_backends is not None and backend not in rule.refused_backends),
@@ -221,8 +221,8 @@ def _gpu_is_allowed(rule: FusionRule, release: Release, gpu: Gpu) -> bool:
     return False
 
 
-def _refused_dtypes(rule: FusionRule, release: Release) -> tuple[Dtype, ...]:
-    return _W4A8 if rule.refused_dtypes is _W4 and release < (0, 5, 16) else rule.refused_dtypes
+def _is_refused(rule: FusionRule, release: Release, dtype: Dtype) -> bool:
+    return any(dtype is refused and release >= since for refused, since in rule.refused)
 
 
 def _shared_count(layer: ExpertLayer) -> int:

@@ -33,8 +33,8 @@ _TAGS: dict[Dtype, str] = {
 TAGS = frozenset(_TAGS.values()) - {_NO_TAG}
 
 _NAME = re.compile(
-    r"E=(?P<E>[0-9]{1,6}),N=(?P<N>[0-9]{1,8}),device_name=(?P<device>[^,/\\\x00-\x1f\x7f]{1,128}?)"
-    r"(?:,dtype=(?P<dtype>[A-Za-z0-9_]{1,32}))?"
+    r"E=(?P<E>[0-9]{1,6}),N=(?P<N>[0-9]{1,8}),device_name=(?P<device>[^,/\\\x00-\x1f\x7f]{0,128}?)"
+    r"(?:,dtype=(?P<dtype>[A-Za-z0-9_]{1,32}?))?"
     r"(?:,block_shape=\[(?P<block_n>[1-9][0-9]{0,5}), (?P<block_k>[1-9][0-9]{0,5})\])?"
     r"(?P<channel>,per_channel_quant=True)?(?P<down>_down)?\.json",
     re.ASCII,

@@ -122,8 +122,12 @@ def _check(layer: ExpertLayer, parallelism: Parallelism, routed: int) -> None:
         fitting = [
             size * ep for size in range(1, _LARGEST_OFFERED_TP // ep + 1) if _unfit(layer, size) is None
         ]
-        offered = f"tp values that fit with ep {ep}: {_listed(fitting)}" if fitting else "no tp fits"
-        raise ShardingError(f"{reason} (tp {tp}, ep {ep}); {offered}", f"use --tp {_listed(fitting)}")
+        if not fitting:
+            raise ShardingError(f"{reason} (tp {tp}, ep {ep}); no tp fits", "use another --ep")
+        raise ShardingError(
+            f"{reason} (tp {tp}, ep {ep}); tp values that fit with ep {ep}: {_listed(fitting)}",
+            f"use --tp with one of: {_listed(fitting)}",
+        )
 
 
 def _unfit(layer: ExpertLayer, moe_tp: int) -> str | None:
