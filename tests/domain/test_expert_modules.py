@@ -135,6 +135,20 @@ def test_globs(glob: str, layers: frozenset[int] | None) -> None:
     assert EXPERTS.named_by_paths([glob]) == layers
 
 
+@pytest.mark.parametrize(
+    ("expression", "layers"),
+    [
+        (r".*layers\.3\.mlp.*", frozenset({3})),
+        (r".*layers\.1?3\.mlp.*", frozenset({3, 13})),
+        (r".*layers\.(3|4)\.mlp.*", frozenset({3, 4})),
+        (r"model\.layers\.3\.attn|model\.layers\.4\.mlp", frozenset({4})),
+        (r".*layers\.\d+\.mlp.*", None),
+    ],
+)
+def test_expressions(expression: str, layers: frozenset[int] | None) -> None:
+    assert EXPERTS.named_by_targets([f"re:{expression}"]) == layers
+
+
 def test_without_known_layers_only_general_entries_count() -> None:
     unknown = ExpertModules()
     assert unknown.named_by_paths(["model.layers.3.mlp.experts"]) == frozenset()

@@ -119,7 +119,7 @@ def test_case_15_an_unknown_architecture_with_clear_keys_works() -> None:
 
 def test_case_15_an_ambiguous_size_is_no_guess() -> None:
     config = {key: value for key, value in CLEAR.items() if key != "moe_intermediate_size"}
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match="not known whether intermediate_size") as caught:
         read(config)
     assert "intermediate_size=11264" in caught.value.message
     assert "num_experts=64" in caught.value.message

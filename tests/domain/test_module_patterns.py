@@ -107,6 +107,11 @@ def test_patterns_that_hang_re_end_here(pattern: str) -> None:
     assert refused in ("", "a pattern that takes too many steps")
 
 
+def test_a_pattern_that_needs_too_many_steps_is_refused() -> None:
+    with pytest.raises(PatternError, match="too many steps"):
+        regex_matches("(?:(?=.*b)a)*", "a" * 2000 + "b")
+
+
 def test_long_and_deep_patterns_are_refused() -> None:
     for pattern in ("a" * 5000, "(" * 100 + ")" * 100):
         with pytest.raises(PatternError):
