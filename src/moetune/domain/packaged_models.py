@@ -33,7 +33,7 @@ class PackagedModel:
 @lru_cache(maxsize=1)
 def packaged_models() -> Mapping[str, PackagedModel]:
     """Every packaged checkpoint by its id, sorted."""
-    text = resources.files("moetune.domain").joinpath("data", "models.json").read_text("utf-8")
+    text = resources.files("moetune.domain").joinpath("data").joinpath("models.json").read_text("utf-8")
     document = json.loads(text)
     origins = document["sources"]
     return {

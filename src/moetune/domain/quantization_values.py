@@ -70,7 +70,7 @@ def dynamic_activation(config: Config) -> bool:
     scheme = config.get("activation_scheme", "dynamic")
     if scheme not in ("dynamic", "static", None):
         raise ModelError(f"activation_scheme {printable(str(scheme), 40)!r} is not known", QUANT_HINT)
-    return scheme != "static"
+    return bool(scheme != "static")
 
 
 def group_size(value: object) -> int | None:
