@@ -15,6 +15,7 @@ import pytest
 
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import ConfigFileError, ServerError
+from moetune.domain.gpu import Gpu
 from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype
 from moetune.servers.protocol import Outcome
@@ -28,6 +29,7 @@ from tests.servers.vllm_cases import (
     every_version,
     fill,
     options,
+    outcome_of,
     same,
     tree,
 )
@@ -35,6 +37,7 @@ from tests.servers.vllm_loader import (
     FUSED_MOE,
     real,
 )
+from tests.servers.vllm_problems import FP8_BLOCK, layer, sharded
 from tests.wheels import members, read_member
 
 
@@ -194,13 +197,6 @@ TEXTS = (
 )
 
 
-def outcome_of(function: Any, *arguments: Any) -> tuple[Any, Exception | None]:
-    try:
-        return function(*arguments), None
-    except Exception as error:  # noqa: BLE001 any of them is an answer
-        return None, error
-
-
 @every_version
 def test_the_wheel_loads_or_dies_as_our_reader_says(version: str, tmp_path: Path) -> None:
     """Case 38: what the loader itself raises, named; keys and their order when it loads."""
@@ -308,3 +304,24 @@ def test_the_wheel_reads_back_what_we_write(version: str, tmp_path: Path) -> Non
             )
         written += 1
     assert written > 20
+
+
+def test_case_27_vllm_clamps_block_size_k_of_its_own_b200_file() -> None:
+    """Eight entries have 256 where the scales have 128; clamped, every entry fits 101,376 bytes."""
+    name = "E=128,N=768,device_name=NVIDIA_B200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    rtx = Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", compute_capability=(12, 0))
+    server, problem = sharded(layer(128, 768, quantization=FP8_BLOCK), version="0.33.0", gpu=rtx)
+    table = server.read_table(read_member("vllm", "0.33.0", FUSED_MOE + "configs/" + name), name, problem)
+    assert len(table.entries) == 18
+    assert sum(config.block_size_k == 256 for _, config in table.entries) == 8
+
+    def shared_bytes(config: KernelConfig) -> int:
+        # sm_120: one stage less than num_stages, one byte an element (specification of the resources).
+        tile = (config.block_size_m + config.block_size_n) * config.block_size_k
+        return max(config.num_stages - 1, 1) * tile
+
+    too_large = [m for m, config in table.entries if shared_bytes(config) > 101_376]
+    assert too_large == [32, 48, 64, 96, 2048, 3072, 4096]
+    clamped = [server.launch(problem, "up", config).config for _, config in table.entries]
+    assert {config.block_size_k for config in clamped} <= {64, 128}
+    assert max(map(shared_bytes, clamped)) <= 101_376

@@ -158,7 +158,6 @@ def launch_really(
         return None
     parameters = kernel_parameters(functions.version, functions.captured.kernel)
     named = dict(zip(parameters, functions.captured.args, strict=False))
-    assert not set(named) & set(functions.captured.kwargs)
     return functions.captured.kernel, named | functions.captured.kwargs
 
 

@@ -205,3 +205,10 @@ def config_of(entry: dict[str, int], problem: Problem) -> KernelConfig:
         entry["GROUP_SIZE_M"],
         extra=extra,
     )
+
+
+def outcome_of(function: Any, *arguments: Any) -> tuple[Any, Exception | None]:
+    try:
+        return function(*arguments), None
+    except Exception as error:  # noqa: BLE001 any of them is an answer
+        return None, error

@@ -61,7 +61,8 @@ def shard(
     part = _split(release, layer, parallelism, options)
     if isinstance(part, str):
         fits = _fitting_tp(release, layer, parallelism, options)
-        raise ShardingError(part, f"values of --tp that fit: {_listed(fits)}" if fits else None)
+        none = f"no --tp up to {_MAX_SUGGESTED_RANKS} fits: check the sizes, or try another --server-version"
+        raise ShardingError(part, f"values of --tp that fit: {_listed(fits)}" if fits else none)
     N, quantization = part
     packed = quantization.dtype is Dtype.MXFP4 and not has(release, Change.OCP_MX_UNPACKED)
     return Problem(

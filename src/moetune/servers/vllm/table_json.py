@@ -295,8 +295,17 @@ class _Reader:
         if value < least:
             exception = "CompilationError" if name in _POWERS_OF_TWO else "RuntimeError"
             raise self._error(f"{what}, which is below {least}, the least that can run", exception)
+        if name == "num_ctas" and value > 1 and not self._has_clusters():
+            raise self._error(f"{what}, and this GPU has no clusters of blocks", "ValueError")
         if name == "num_warps" and value > _MAX_WARPS:
             raise self._error(f"{what}, which is more than the {_MAX_WARPS} of a block", "RuntimeError")
+
+    def _has_clusters(self) -> bool:
+        # Triton's backends ask for compute capability 9.0, and refuse all AMD GPUs named here.
+        if self._problem is None or self._problem.gpu.vendor == "Intel":
+            return True
+        capability = self._problem.gpu.compute_capability
+        return self._problem.gpu.vendor == "NVIDIA" and (capability is None or capability >= (9, 0))
 
     def _least(self, name: str) -> int:
         if name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N"):
