@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.config import KernelConfig
@@ -159,6 +159,7 @@ def test_a_layer_without_sizes_is_an_error(checkpoint: ExpertLayer) -> None:
         sharded(checkpoint)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 600), st.integers(1, 4096), st.integers(1, 16), st.integers(1, 16), st.integers(1, 4))
 def test_sharding_never_crashes_and_never_loses_columns(
     experts: int, size: int, tp: int, ep: int, dp: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.config import KernelConfig
@@ -150,6 +150,7 @@ def test_a_hostile_device_name_never_becomes_a_path(version: str, name: str) -> 
     assert "\x1b" not in refused.value.message
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60), st.sampled_from(RELEASES))
 def test_a_file_name_is_one_path_component_or_an_error(name: str, version: str) -> None:
     server, problem = sharded(layer(64, 1024), version=version, gpu=Gpu(name))
@@ -162,6 +163,7 @@ def test_a_file_name_is_one_path_component_or_an_error(name: str, version: str) 
     assert server.never_read(found) is None
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 2048),
     st.integers(1, 8192),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.config import ConfigTable, KernelConfig
@@ -16,6 +16,7 @@ from moetune.domain.quantization import Dtype, Quantization
 from moetune.servers.vllm import open_vllm
 from tests.servers.vllm_problems import (
     A100,
+    FP8_BLOCK,
     GOOD,
     MI300X,
     RELEASES,
@@ -44,6 +45,7 @@ def test_the_first_of_two_equally_near_keys_wins() -> None:
         server.config_for(ConfigTable(()), 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=20, unique=True), st.integers(1, 10**6))
 def test_the_chosen_key_is_nearest(ms: list[int], m: int) -> None:
     chosen = open_vllm().config_for(table(*ms), m)
@@ -87,6 +89,23 @@ def test_case_29_foreign_keys_are_never_written() -> None:
         server.render_table(problem, waves)
     with pytest.raises(ConfigFileError, match="USE_TMA"):
         server.render_table(problem, ConfigTable(((1, KernelConfig(16, 64, 64, 1, use_tma=True)),)))
+
+
+def test_what_no_launch_survives_is_never_written() -> None:
+    server, problem = sharded(layer(64, 1024), gpu=A100)
+    for config in (KernelConfig(24, 64, 64, 1), KernelConfig(16, 64, 64, 1, extra=(("num_ctas", 2),))):
+        with pytest.raises(ConfigFileError, match="the table to write"):
+            server.render_table(problem, ConfigTable(((1, config),)))
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_the_servers_own_default_can_always_be_written(version: str) -> None:
+    for quantization in (Quantization(), FP8_BLOCK, Quantization(Dtype.INT4_W4A16, group_size=64)):
+        server, problem = sharded(layer(64, 1024, quantization=quantization), version=version)
+        ms = (1, 2, 3, 5, 16, 24, 64, 300, 4096)
+        default = ConfigTable(tuple((m, server.default_config(problem, "up", m)) for m in ms))
+        text = server.render_table(problem, default)
+        assert [m for m, _ in server.read_table(text, "f", problem).entries] == list(ms)
 
 
 REFUSED = [
@@ -191,6 +210,7 @@ def test_case_38_what_the_server_takes_we_take() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_case_38_no_text_is_a_traceback(text: str) -> None:
     try:
@@ -209,6 +229,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["1", "2", "x", "triton_version"]),
@@ -233,6 +254,7 @@ CONFIGS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 10**6), CONFIGS, max_size=12), st.sampled_from(RELEASES))
 def test_every_table_survives_writing_and_reading(entries: dict[int, KernelConfig], version: str) -> None:
     server, problem = sharded(layer(64, 1024), version=version)

@@ -20,8 +20,8 @@ from moetune.domain.errors import ConfigFileError
 from moetune.domain.quantization import Dtype
 from moetune.domain.safe_json import JsonLimits, read_json_object
 from moetune.domain.text import printable
-from moetune.domain.version import Release, release_text
-from moetune.servers.vllm.defaults import needs_split_k
+from moetune.domain.version import Release, parse_release, release_text
+from moetune.servers.vllm.defaults import needs_split_k, runs_cuda_kernel
 from moetune.servers.vllm.rules import Change, has
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def read_table(
     entries: dict[int, KernelConfig] = {}
     for key, entry in document.items():
         m = reader.m(key)
-        entries[m] = reader.entry(key, entry)
+        entries[m] = reader.entry(m, key, entry)
     return ConfigTable(tuple(entries.items()))
 
 
@@ -155,7 +155,10 @@ def render_table(release: Release, triton_version: str, problem: Problem, table:
                 "leave it out: the file is one for another server or another vendor's GPU",
             )
         document[str(m)] = entry
-    return json.dumps(document, indent=4) + "\n"
+    text = json.dumps(document, indent=4) + "\n"
+    # What would kill the server is not written, wherever it came from.
+    read_table(release, parse_release(triton_version), text, "the table to write", problem)
+    return text
 
 
 def _entry_of(config: KernelConfig, *, split_k: bool) -> dict[str, int | bool | str]:
@@ -214,13 +217,13 @@ class _Reader:
                 f"the key {printable(key, 40)!r} is no whole number", "ValueError", hint
             ) from None
 
-    def entry(self, key: str, entry: object) -> KernelConfig:
+    def entry(self, m: int, key: str, entry: object) -> KernelConfig:
         where = f"the entry {printable(key, 40)!r}"
         if not isinstance(entry, dict):
             raise self._error(f"{where} is no object", "TypeError")
         self._check_keys(where, entry)
         for name, value in entry.items():
-            self._check_value(where, name, value)
+            self._check_value(where, m, name, value)
         options = {name: value for name, value in entry.items() if name not in _REQUIRED}
         return KernelConfig(
             block_size_m=entry["BLOCK_SIZE_M"],
@@ -274,7 +277,7 @@ class _Reader:
             or (name == "SPLIT_K" and has(self._release, Change.SPLIT_K))
         )
 
-    def _check_value(self, where: str, name: str, value: object) -> None:
+    def _check_value(self, where: str, m: int, name: str, value: object) -> None:
         option = _OPTIONS.get(name)
         if name == "maxnreg" and value is None:
             return
@@ -286,12 +289,13 @@ class _Reader:
                 "TypeError",
             )
         if isinstance(value, int) and kind is int:
-            self._check_number(f"{where} has {name} = {value}", name, value)
+            self._check_number(f"{where} has {name} = {value}", m, name, value)
 
-    def _check_number(self, what: str, name: str, value: int) -> None:
-        if name in _POWERS_OF_TWO and (value < 1 or value & (value - 1)):
+    def _check_number(self, what: str, m: int, name: str, value: int) -> None:
+        compiled = name in _POWERS_OF_TWO and not self._runs_cuda_kernel(m)
+        if compiled and (value < 1 or value & (value - 1)):
             raise self._error(f"{what}, which is no power of two", _POWERS_OF_TWO[name])
-        least = self._least(name)
+        least = self._least(name) if compiled or name not in _POWERS_OF_TWO else 1
         if value < least:
             exception = "CompilationError" if name in _POWERS_OF_TWO else "RuntimeError"
             raise self._error(f"{what}, which is below {least}, the least that can run", exception)
@@ -299,6 +303,10 @@ class _Reader:
             raise self._error(f"{what}, and this GPU has no clusters of blocks", "ValueError")
         if name == "num_warps" and value > _MAX_WARPS:
             raise self._error(f"{what}, which is more than the {_MAX_WARPS} of a block", "RuntimeError")
+
+    def _runs_cuda_kernel(self, m: int) -> bool:
+        # The nearest key of such an m is its own: no Triton kernel meets the entry there.
+        return self._problem is not None and m > 0 and runs_cuda_kernel(self._release, self._problem, m)
 
     def _has_clusters(self) -> bool:
         # Triton's backends ask for compute capability 9.0, and refuse all AMD GPUs named here.
