@@ -27,7 +27,7 @@ from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask
 from moetune.domain.resources import WARP
 from moetune.domain.text import printable
 from moetune.measure.cubin import cubin_resources
-from moetune.measure.kernels import moe_grouped_gemm
+from moetune.measure.kernels import kernel_constants, moe_grouped_gemm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ def _integer_type(value: int) -> str:
 
 def _arguments(task: CompileTask) -> dict[str, Any]:
     """Type of each pointer and value, or a value like it, of each number of the kernel."""
-    launch, config = task.launch, task.launch.config
+    launch = task.launch
     scaled = launch.block_k > 0
     groups = -(-task.k // launch.block_k) if scaled else 0
     blocks = -(-task.n // task.block_n) if scaled else 0
@@ -141,18 +141,9 @@ def _arguments(task: CompileTask) -> dict[str, Any]:
         "x_scale_stride": groups,
         "w_scale_stride_expert": groups * blocks,
         "w_scale_stride_column": groups,
-        "top_k": task.top_k,
-        "block_n": task.block_n,
-        "block_k": launch.block_k,
-        "multiply_slot_weight": launch.kernel == "down",
-        "even_k": task.k % config.block_size_k == 0,
-        "swap_ab": launch.swap_ab,
-        "pdl": launch.pdl,
-        "pdl_early": launch.pdl and task.pdl_early,
-        "BLOCK_SIZE_M": config.block_size_m,
-        "BLOCK_SIZE_N": config.block_size_n,
-        "BLOCK_SIZE_K": config.block_size_k,
-        "GROUP_SIZE_M": config.group_size_m,
+        **kernel_constants(
+            launch, top_k=task.top_k, k=task.k, block_n=task.block_n, pdl_early=task.pdl_early
+        ),
     }
 
 
@@ -178,32 +169,40 @@ def _to_binary(task: CompileTask) -> dict[str, Any]:
 
 
 def _to_allocation(task: CompileTask) -> dict[str, Any]:
-    """Run Triton's passes up to the one that lays out shared memory.
+    shared_bytes = allocated_shared_bytes(kernel_source(task), task.arch, _options(task))
+    if shared_bytes is None:
+        return _to_binary(task)
+    return {"status": CompileStatus.OK, "shared_bytes": shared_bytes}
+
+
+def allocated_shared_bytes(source: ASTSource, arch: int, options: dict[str, Any]) -> int | None:
+    """Run Triton's passes up to the one that lays out shared memory, and say how much there is.
 
     That is a tenth of the whole: what follows is LLVM and ptxas. The two stages before are Triton's
-    own; of the third these are the first passes (triton 3.6.0: backends/nvidia/compiler.py:make_llir),
-    and a release where they are others compiles to the end instead.
+    own; of the third these are the first passes (triton 3.6.0: backends/nvidia/compiler.py:make_llir).
+
+    Returns:
+        Bytes, or None with a release of Triton whose passes are others.
     """
-    source = kernel_source(task)
-    target = GPUTarget("cuda", task.arch, WARP)
+    target = GPUTarget("cuda", arch, WARP)
     backend = make_backend(target)
-    options = backend.parse_options(_options(task))
+    parsed = backend.parse_options(options)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     stages: dict[str, Any] = {}
     try:
-        backend.add_stages(stages, options, source.language)
-        allocate = _allocation_passes(ir.pass_manager(context), task.arch, options)
+        backend.add_stages(stages, parsed, source.language)
+        allocate = _allocation_passes(ir.pass_manager(context), arch, parsed)
         module = source.make_ir(
-            target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+            target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
         )
     except (AttributeError, ImportError, TypeError):
-        return _to_binary(task)
+        return None
     metadata: dict[str, Any] = {}
     module = stages["ttgir"](stages["ttir"](module, metadata), metadata)
     allocate.run(module, "allocate")
-    return {"status": CompileStatus.OK, "shared_bytes": module.get_int_attr("ttg.shared")}
+    return int(module.get_int_attr("ttg.shared"))
 
 
 def _allocation_passes(manager: Any, arch: int, options: Any) -> Any:  # noqa: ANN401 - Triton's own types

@@ -15,8 +15,16 @@ columns, `K` columns of the activations, `P` the padded length.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
+
+if TYPE_CHECKING:
+    import torch
+
+    from moetune.domain.launch import Launch
+    from moetune.measure.alignment import Alignment
 
 
 @triton.jit
@@ -185,3 +193,89 @@ def moe_grouped_gemm(
 
     if pdl and not pdl_early:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+def run_grouped_gemm(
+    launch: Launch,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    alignment: Alignment,
+    *,
+    top_k: int,
+    slot_weights: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    x_scales: torch.Tensor | None = None,
+    weight_scales: torch.Tensor | None = None,
+    block_n: int = 0,
+    pdl_early: bool = False,
+) -> None:
+    """Launch the kernel on tensors whose last dimension is contiguous.
+
+    Args:
+        launch: config, kernel (`down` multiplies by the routing weights), block scales, swap_ab, PDL.
+        x: `[R, K]` activations.
+        weights: `[E, N, K]`.
+        out: `[S, N]`.
+        alignment: slots sorted by expert for the config's BLOCK_SIZE_M.
+        top_k: slots that share a row of x.
+        slot_weights: `[S]` fp32 routing weights.
+        bias: `[E, N]`.
+        x_scales: `[R, ceil(K / block_k)]` fp32.
+        weight_scales: `[E, ceil(N / block_n), ceil(K / block_k)]` fp32.
+        block_n: columns that share a weight scale.
+        pdl_early: with PDL, let the next kernel start at once.
+    """
+    config = launch.config
+    columns, k = weights.shape[1:]
+    tiles = triton.cdiv(alignment.padded_length, config.block_size_m)
+    options: dict[str, int | bool] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    if launch.pdl:
+        options["launch_pdl"] = True
+    moe_grouped_gemm[(tiles * triton.cdiv(columns, config.block_size_n),)](
+        x,
+        weights,
+        out,
+        bias,
+        x_scales,
+        weight_scales,
+        slot_weights,
+        alignment.slot_ids,
+        alignment.tile_experts,
+        alignment.used_length,
+        columns,
+        k,
+        alignment.padded_length,
+        out.shape[0],
+        x.stride(0),
+        weights.stride(0),
+        weights.stride(1),
+        bias.stride(0) if bias is not None else 0,
+        out.stride(0),
+        x_scales.stride(0) if x_scales is not None else 0,
+        weight_scales.stride(0) if weight_scales is not None else 0,
+        weight_scales.stride(1) if weight_scales is not None else 0,
+        **kernel_constants(launch, top_k=top_k, k=k, block_n=block_n, pdl_early=pdl_early),
+        **options,
+    )
+
+
+def kernel_constants(
+    launch: Launch, *, top_k: int, k: int, block_n: int, pdl_early: bool = False
+) -> dict[str, int | bool]:
+    """The compile-time constants of a launch: what `moe_grouped_gemm` declares as constexpr."""
+    config = launch.config
+    return {
+        "top_k": top_k,
+        "block_n": block_n if launch.block_k else 0,
+        "block_k": launch.block_k,
+        "multiply_slot_weight": launch.kernel == "down",
+        "even_k": k % config.block_size_k == 0,
+        "swap_ab": launch.swap_ab,
+        "pdl": launch.pdl,
+        "pdl_early": launch.pdl and pdl_early,
+        "BLOCK_SIZE_M": config.block_size_m,
+        "BLOCK_SIZE_N": config.block_size_n,
+        "BLOCK_SIZE_K": config.block_size_k,
+        "GROUP_SIZE_M": config.group_size_m,
+    }

@@ -1,0 +1,110 @@
+"""Runs moetune's kernel in Triton's interpreter, in a process of its own.
+
+TRITON_INTERPRET has to be set before Triton is imported, and the rest of the suite compiles for real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the kernel on made-up data.
+
+    Attributes:
+        tokens: M.
+        config: BLOCK_SIZE_M, _N, _K, GROUP_SIZE_M.
+        block: columns and K columns that share a scale, 0 without scales.
+        idle_experts: experts below this number get no token.
+        elsewhere: experts from this number on are held by another rank, None for none.
+        padded_multiple: what the padded length is rounded up to.
+    """
+
+    kernel: str = "up"
+    tokens: int = 7
+    experts: int = 5
+    topk: int = 2
+    n: int = 96
+    k: int = 128
+    operand: str = "bf16"
+    config: tuple[int, int, int, int] = (16, 32, 64, 1)
+    block: int = 0
+    swap_ab: bool = False
+    bias: bool = False
+    idle_experts: int = 0
+    elsewhere: int | None = None
+    padded_multiple: int = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        relative_error: against the fp32 reference; NaN where something of the output was not written.
+        worst_row_error: the largest of single rows, which a whole norm could hide.
+        untouched: guard values around the output that were overwritten.
+        reference_norm: to see that there was something to compute.
+    """
+
+    relative_error: float
+    worst_row_error: float
+    untouched: bool
+    reference_norm: float
+
+
+def interpret(cases: list[Case]) -> list[Outcome]:
+    """Run cases in Triton's interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.measure.interpreted"],
+        input=json.dumps([asdict(case) for case in cases]),
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [Outcome(**value) for value in json.loads(done.stdout)]
+
+
+def _multiply_bf16_as_numbers() -> None:
+    """Triton 3.6's interpreter keeps bf16 as 16-bit integers, and its dot multiplies those."""
+    import numpy as np
+    from triton.language import bfloat16, float32
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    create_dot = InterpreterBuilder.create_dot
+
+    def as_float32(handle: Any) -> Any:
+        if handle.dtype.scalar != bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), float32)
+
+    def patched(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return create_dot(self, as_float32(a), as_float32(b), *rest)
+
+    InterpreterBuilder.create_dot = patched
+
+
+def _main() -> None:
+    _multiply_bf16_as_numbers()
+    from tests.measure.made_up import run_case
+
+    cases = json.load(sys.stdin)
+    outcomes = [run_case(Case(**{**case, "config": tuple(case["config"])}), "cpu") for case in cases]
+    json.dump([asdict(outcome) for outcome in outcomes], sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
