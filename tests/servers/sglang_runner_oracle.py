@@ -20,7 +20,24 @@ from typing import Any
 from tests.wheels import members, read_member
 
 INSPECTED = tuple(
-    ["0.5.2", "0.5.3", "0.5.4", "0.5.5", "0.5.6", "0.5.9", "0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.18", "0.5.20", "0.5.23"]
+    [
+        "0.5.2",
+        "0.5.3",
+        "0.5.4",
+        "0.5.5",
+        "0.5.6",
+        "0.5.9",
+        "0.5.10",
+        "0.5.11",
+        "0.5.12",
+        "0.5.13",
+        "0.5.14",
+        "0.5.15",
+        "0.5.16",
+        "0.5.18",
+        "0.5.20",
+        "0.5.23",
+    ]
 )
 
 
@@ -134,9 +151,7 @@ class _Env:
         on = {"1": True, "true": True, "0": False, "false": False}.get(value or "", bool(value))
         if value is None and name == "SGLANG_ENABLE_JIT_DEEPGEMM":
             on = True
-        return SimpleNamespace(
-            get=lambda: on, is_set=lambda: value is not None, set=lambda _: None, value=on
-        )
+        return SimpleNamespace(get=lambda: on, is_set=lambda: value is not None, set=lambda _: None, value=on)
 
 
 class Namespaces(dict[str, Any]):
@@ -204,9 +219,7 @@ def _known(setup: Setup, version: tuple[int, ...]) -> dict[str, Any]:
     on["is_attention_backend_not_set"] = lambda _: False
     on["logger"] = LOOSE
     on["log_info_on_rank0"] = LOOSE
-    on["deep_gemm_wrapper"] = SimpleNamespace(
-        ENABLE_JIT_DEEPGEMM=on["envs"].SGLANG_ENABLE_JIT_DEEPGEMM.value
-    )
+    on["deep_gemm_wrapper"] = SimpleNamespace(ENABLE_JIT_DEEPGEMM=on["envs"].SGLANG_ENABLE_JIT_DEEPGEMM.value)
     return on
 
 
@@ -217,7 +230,17 @@ def _register(function: Any, names: tuple[str, ...]) -> Any:
 
 _REAL_MODULES = frozenset(
     {"logging", "dataclasses", "typing", "enum", "functools", "__future__", "os", "sys", "math", "re", "json"}
-    | {"copy", "itertools", "collections", "collections.abc", "types", "warnings", "abc", "contextlib", "time"}
+    | {
+        "copy",
+        "itertools",
+        "collections",
+        "collections.abc",
+        "types",
+        "warnings",
+        "abc",
+        "contextlib",
+        "time",
+    }
 )
 
 
@@ -609,7 +632,9 @@ def built_runner(version: str, setup: Setup, method: str, resolved: str) -> str 
     space = _globals(known)
     exec(compile(ast.Module(body=[stripped], type_ignores=[]), member, "exec"), space)
     made = space[name].__new__(space[name])
-    kernels = backend.is_triton_kernels() if hasattr(backend, "is_triton_kernels") else resolved == "triton_kernel"
+    kernels = (
+        backend.is_triton_kernels() if hasattr(backend, "is_triton_kernels") else resolved == "triton_kernel"
+    )
     made.__dict__.update(
         use_triton_kernels=kernels,
         use_flashinfer_trtllm_moe=resolved in ("flashinfer_trtllm", "flashinfer_trtllm_routed"),

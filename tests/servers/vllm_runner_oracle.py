@@ -9,6 +9,7 @@ imported as the case says, and the compiled grouped GEMM exists for sm_90 and sm
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import json
@@ -26,6 +27,7 @@ from tests.wheels import members, read_member
 
 MOE = "vllm.model_executor.layers.fused_moe"
 QUANT = "vllm.model_executor.layers.quantization"
+_CacheWrapper = type(functools.cache(len))
 _REAL_PREFIXES = (f"{MOE}.oracle", f"{MOE}.experts")
 _REAL = frozenset(
     {
@@ -145,6 +147,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(read_member("vllm", self._version, member), member, "exec"), fresh.__dict__)  # noqa: S102
         for key, value in self._replaced.get(name, {}).items():
             setattr(fresh, key, value)
+        _EXECUTED[name] = fresh
 
 
 class FakePlatform:
@@ -284,7 +287,9 @@ class Oracle:
             )
         }
         settings = SimpleNamespace(
-            model_config=SimpleNamespace(hf_text_config=SimpleNamespace(model_type="x"), hf_config=None, quantization_config=None),
+            model_config=SimpleNamespace(
+                hf_text_config=SimpleNamespace(model_type="x"), hf_config=None, quantization_config=None
+            ),
             kernel_config=SimpleNamespace(moe_backend="auto"),
             parallel_config=SimpleNamespace(),
         )
@@ -357,12 +362,18 @@ class Oracle:
             return f"error: {type(error).__name__}: {str(error)[:120]}"
 
 
+_CACHED: dict[str, list[Any]] = {}
+_EXECUTED: dict[str, ModuleType] = {}
+
+
 def _forget_caches() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm."):
-            for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+    """Empty every functools cache of the loaded modules: they remember the last platform."""
+    for name, module in _EXECUTED.items():
+        if name not in _CACHED:
+            values = vars(module).values()
+            _CACHED[name] = [value for value in values if isinstance(value, _CacheWrapper)]
+        for function in _CACHED[name]:
+            function.cache_clear()
 
 
 def _config(case: dict[str, Any]) -> Any:
@@ -444,6 +455,7 @@ _FP8_KEYS = {
     "fp8-block": ("kFp8Static128BlockSym", "kFp8Dynamic128Sym", False),
     "fp8-tensor-static": ("kFp8StaticTensorSym", "kFp8StaticTensorSym", False),
     "fp8-tensor-dynamic": ("kFp8StaticTensorSym", "kFp8DynamicTensorSym", False),
+    "ct-fp8-tensor-dynamic": ("kFp8StaticTensorSym", "kFp8DynamicTensorSym", True),
     "ct-fp8-tensor-static": ("kFp8StaticTensorSym", "kFp8StaticTensorSym", True),
     "ct-fp8-channel": ("kFp8StaticChannelSym", "kFp8DynamicTokenSym", True),
     "ct-fp8-block": ("kFp8Static128BlockSym", "kFp8Dynamic128Sym", True),

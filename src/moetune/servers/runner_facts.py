@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moetune.domain.gpu import Gpu
 from moetune.domain.quantization import Dtype, Quantization
 
 UNKNOWN_SCHEME = "unknown"
@@ -140,3 +141,11 @@ def fits_marlin(hidden_size: int, columns: int, group_size: int | None, *, padde
     if padded:
         return group <= 0 or columns % group == 0
     return columns % max(64, group) == 0
+
+
+def compute_capability(gpu: Gpu) -> int | None:
+    """120 for compute capability 12.0; 0 for a GPU that has none; None when it is not known."""
+    if gpu.compute_capability is not None:
+        return gpu.compute_capability[0] * 10 + gpu.compute_capability[1]
+    # Only NVIDIA's GPUs have one; without it, what depends on it stays open.
+    return None if gpu.vendor.lower() == "nvidia" else 0

@@ -365,7 +365,9 @@ def _read_rule(
         name=name,
         since=since,
         until=until,
-        conditions=tuple(_read_condition(name, fact, want, facts, groups) for fact, want in item["when"].items()),
+        conditions=tuple(
+            _read_condition(name, fact, want, facts, groups) for fact, want in item["when"].items()
+        ),
         sets=sets,
         runner=item.get("runner", ""),
         applies=Applies(item["applies"]) if "applies" in item else None,

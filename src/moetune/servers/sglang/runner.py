@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moetune.servers.runner_facts import fits_marlin, flag, scheme
+from moetune.servers.runner_facts import compute_capability, fits_marlin, flag, scheme
 from moetune.servers.runner_rules import Decision, Fact, RuleBook, decide, packaged_rules
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def explain_runner(
     options: ServerOptions,
 ) -> Decision:
     """The same, with the names of the rules that were taken."""
-    return decide(runner_rules(), version, _facts(layer, parallelism, gpu, options))
+    return decide(runner_rules(), version, runner_facts(layer, parallelism, gpu, options))
 
 
 def runner_rules() -> RuleBook:
@@ -45,9 +45,7 @@ def runner_rules() -> RuleBook:
     return packaged_rules("sglang_runners.json")
 
 
-def _facts(
-    layer: ExpertLayer, parallelism: Parallelism, gpu: Gpu, options: ServerOptions
-) -> dict[str, Fact]:
+def _facts(layer: ExpertLayer, parallelism: Parallelism, gpu: Gpu, options: ServerOptions) -> dict[str, Fact]:
     quantization = layer.quantization
     environment = options.environment
     requested = options.quantization.lower() if options.quantization else None
@@ -60,7 +58,7 @@ def _facts(
         "quant": requested or quantization.method.lower(),
         "cli": requested or "none",
         "method": quantization.method.lower(),
-        "cc": _compute_capability(gpu),
+        "cc": compute_capability(gpu),
         "vendor": gpu.vendor.lower(),
         "backend": options.moe_runner_backend,
         "a2a": options.moe_a2a_backend,
@@ -78,10 +76,3 @@ def _facts(
         "driver_595": None,
         "runner": options.moe_runner_backend,
     }
-
-
-def _compute_capability(gpu: Gpu) -> int | None:
-    if gpu.compute_capability is not None:
-        return gpu.compute_capability[0] * 10 + gpu.compute_capability[1]
-    # Only NVIDIA's GPUs have one; without it, what depends on it stays open.
-    return None if gpu.vendor.lower() == "nvidia" else 0
