@@ -116,6 +116,13 @@ def test_case_22_h200_nvl(version: str, nvl: str) -> None:
     assert server.device_name(Gpu("NVIDIA GH200 480GB")) == "NVIDIA_GH200_480GB"
 
 
+def test_a_mig_slice_has_the_name_of_the_whole_gpu() -> None:
+    piece = Gpu("NVIDIA H100 80GB HBM3 MIG 1g.10gb", mig_slice="1g.10gb")
+    server, problem = sharded(layer(64, 1024), gpu=piece)
+    assert server.device_name(piece) == "NVIDIA_H100_80GB_HBM3"
+    assert server.file_name(problem, "up") == "E=64,N=1024,device_name=NVIDIA_H100_80GB_HBM3.json"
+
+
 def test_case_23_editions_of_one_silicon_are_three_names() -> None:
     editions = ("Workstation Edition", "Server Edition", "Max-Q Workstation Edition")
     found = {open_vllm().device_name(Gpu(f"NVIDIA RTX PRO 6000 Blackwell {edition}")) for edition in editions}

@@ -17,6 +17,7 @@ from moetune.servers.vllm.rules import Change, has
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from moetune.domain.gpu import Gpu
     from moetune.domain.problem import Problem
     from moetune.domain.version import Release
 
@@ -58,6 +59,18 @@ def spell_device(release: Release, torch_name: str) -> str:
     if has(release, Change.H200_FOLDED) and "H200" in name.split("_"):
         return "NVIDIA_H200"
     return name
+
+
+def device_name(release: Release, gpu: Gpu) -> str:
+    """A GPU's name in the file names of this release.
+
+    On NVIDIA vLLM asks NVML for the device with the physical index (`vllm/platforms/cuda.py`): a MIG slice
+    has the whole GPU's name there, without the profile that torch appends. (Inferred, not run on a slice.)
+    """
+    name = gpu.torch_name
+    if gpu.vendor == "NVIDIA" and gpu.mig_slice:
+        name = name.removesuffix(f" MIG {gpu.mig_slice}")
+    return spell_device(release, name)
 
 
 def dtype_tag(release: Release, quantization: Quantization, activation: Dtype) -> str | None:
@@ -112,7 +125,7 @@ def file_name(release: Release, problem: Problem) -> str:
     return build_file_name(
         problem.E,
         problem.file_n,
-        spell_device(release, problem.gpu.torch_name),
+        device_name(release, problem.gpu),
         dtype_tag(release, problem.quantization, problem.activation_dtype),
         named_block_shape(problem.quantization),
     )

@@ -76,7 +76,7 @@ class VLLM:
 
     def device_name(self, gpu: Gpu) -> str:
         """The GPU's name as this release spells it in file names."""
-        return names.spell_device(self.release, gpu.torch_name)
+        return names.device_name(self.release, gpu)
 
     def file_name(self, problem: Problem, kernel: Kernel) -> str:  # noqa: ARG002 one file for both kernels
         """Name of the one file that both kernels read."""
