@@ -5,9 +5,7 @@ That the rules are vLLM's own is in test_vllm_wheels*.py.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -174,8 +172,7 @@ def test_sharding_never_crashes_and_never_loses_columns(
 
 def test_the_runner_is_asked_with_the_release_whose_rules_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    stub = SimpleNamespace(choose_runner=lambda *arguments: asked.append(arguments))
-    monkeypatch.setitem(sys.modules, "moetune.servers.vllm.runner", stub)
+    monkeypatch.setattr("moetune.servers.vllm.server.choose_runner", lambda *a: asked.append(a))
     checkpoint = layer(8, 64)
     open_vllm("0.99").runner(checkpoint, Parallelism(), H200, NO_OPTIONS)
     assert asked == [((0, 33, 0), checkpoint, Parallelism(), H200, NO_OPTIONS)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moetune.domain.errors import ConfigFileError
 from moetune.domain.version import Release, parse_release
 from moetune.servers.vllm import defaults, launch, lookup, names, rules, sharding, table_json
+from moetune.servers.vllm.runner import choose_runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +71,6 @@ class VLLM:
         self, layer: ExpertLayer, parallelism: Parallelism, gpu: Gpu, options: ServerOptions
     ) -> RunnerVerdict:
         """Which MoE runner this release chooses."""
-        from moetune.servers.vllm.runner import choose_runner
-
         return choose_runner(self.release, layer, parallelism, gpu, options)
 
     def device_name(self, gpu: Gpu) -> str:
