@@ -19,25 +19,23 @@ from typing import Any
 
 from tests.wheels import members, read_member
 
-INSPECTED = tuple(
-    [
-        "0.5.2",
-        "0.5.3",
-        "0.5.4",
-        "0.5.5",
-        "0.5.6",
-        "0.5.9",
-        "0.5.10",
-        "0.5.11",
-        "0.5.12",
-        "0.5.13",
-        "0.5.14",
-        "0.5.15",
-        "0.5.16",
-        "0.5.18",
-        "0.5.20",
-        "0.5.23",
-    ]
+INSPECTED = (
+    "0.5.2",
+    "0.5.3",
+    "0.5.4",
+    "0.5.5",
+    "0.5.6",
+    "0.5.9",
+    "0.5.10",
+    "0.5.11",
+    "0.5.12",
+    "0.5.13",
+    "0.5.14",
+    "0.5.15",
+    "0.5.16",
+    "0.5.18",
+    "0.5.20",
+    "0.5.23",
 )
 
 
@@ -118,7 +116,7 @@ class Setup:
     lora: bool = False
 
 
-def _platform(setup: Setup, version: tuple[int, ...]) -> SimpleNamespace:
+def platform_of(setup: Setup, version: tuple[int, ...]) -> SimpleNamespace:
     major = setup.cc // 10
     cuda = not setup.rocm
     wide = version >= (0, 5, 9)
@@ -168,11 +166,15 @@ def _quant_method(hf_config: Any) -> Any:
     return config.get("quant_method") if config is not None else None
 
 
-def _known(setup: Setup, version: tuple[int, ...]) -> dict[str, Any]:
+def _always(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+def known_names(setup: Setup, version: tuple[int, ...]) -> dict[str, Any]:
     """Stand-ins for what the server's code imports, by name."""
-    platform = _platform(setup, version)
+    platform = platform_of(setup, version)
     on: dict[str, Any] = {
-        name: (lambda value: lambda *_, **__: value)(value)
+        name: _always(value)
         for name, value in {
             "is_cuda": platform.is_cuda,
             "is_cuda_alike": True,
@@ -206,7 +208,7 @@ def _known(setup: Setup, version: tuple[int, ...]) -> dict[str, Any]:
     }
     environment = setup.environment
     on["get_bool_env_var"] = lambda name, default="false": (
-        environment.get(name, default).lower() in ("1", "true")
+        str(environment.get(name, default)).lower() in ("1", "true")
     )
     on["get_quantization_config"] = _quant_method
     on["unwrap_modelopt_quantization_config"] = lambda config: config
@@ -265,7 +267,7 @@ def _importer(known: dict[str, Any]) -> Any:
     return fake_import
 
 
-def _globals(known: dict[str, Any]) -> Namespaces:
+def globals_of(known: dict[str, Any]) -> Namespaces:
     space = Namespaces(known)
     space["__builtins__"] = {**vars(builtins), "__import__": _importer(known)}
     space["__name__"] = "oracle"
@@ -273,14 +275,14 @@ def _globals(known: dict[str, Any]) -> Namespaces:
 
 
 @cache
-def _tree(version: str, member: str) -> ast.Module:
+def tree_of(version: str, member: str) -> ast.Module:
     return ast.parse(read_member("sglang", version, member))
 
 
 @cache
 def _code(version: str, member: str, owner: str | None, name: str) -> Any:
     """A function of a module, or a method of one of its classes, as code that defines it."""
-    body: list[ast.stmt] = _tree(version, member).body
+    body: list[ast.stmt] = tree_of(version, member).body
     if owner is not None:
         body = next(node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner)
     found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
@@ -300,7 +302,7 @@ def function_of(version: str, member: str, owner: str | None, name: str, known: 
     code = _code(version, member, owner, name)
     if code is None:
         return None
-    space = _globals(known)
+    space = globals_of(known)
     exec(code, space)
     return space[name]
 
@@ -308,7 +310,7 @@ def function_of(version: str, member: str, owner: str | None, name: str, known: 
 @cache
 def _defaults(version: str) -> dict[str, Any]:
     """Defaults of the server's arguments, as far as they are literals."""
-    tree = _tree(version, "sglang/srt/server_args.py")
+    tree = tree_of(version, "sglang/srt/server_args.py")
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ServerArgs")
     values: dict[str, Any] = {}
     for node in body:
@@ -394,7 +396,7 @@ class _Arguments:
         return LOOSE
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release_of(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
@@ -409,7 +411,7 @@ def _registered(version: str) -> dict[str, tuple[tuple[str, str], ...]]:
     """Architecture to (member, function) of the override functions that claim it (0.5.15 and newer)."""
     claims: dict[str, list[tuple[str, str]]] = {}
     for member in [*_override_members(version), "sglang/srt/arg_groups/overrides.py"]:
-        for node in _tree(version, member).body:
+        for node in tree_of(version, member).body:
             if not isinstance(node, ast.FunctionDef):
                 continue
             for decorator in node.decorator_list:
@@ -422,11 +424,11 @@ def _registered(version: str) -> dict[str, tuple[tuple[str, str], ...]]:
 
 def known_architectures(version: str) -> frozenset[str]:
     """Architectures that this version's resolving code names anywhere."""
-    if _release(version) >= (0, 5, 15):
+    if release_of(version) >= (0, 5, 15):
         return frozenset(_registered(version))
     text = [
         node.value
-        for node in ast.walk(_tree(version, "sglang/srt/server_args.py"))
+        for node in ast.walk(tree_of(version, "sglang/srt/server_args.py"))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     return frozenset(word for word in text if "For" in word and word.isidentifier())
@@ -434,8 +436,8 @@ def known_architectures(version: str) -> frozenset[str]:
 
 def resolved_runner(version: str, setup: Setup) -> str:
     """`--moe-runner-backend` after the server resolved its arguments; `error: ...` when it refuses."""
-    release = _release(version)
-    known = _known(setup, release)
+    release = release_of(version)
+    known = known_names(setup, release)
     arguments = _Arguments(version, setup)
     try:
         if release >= (0, 5, 15):
@@ -494,7 +496,7 @@ def _resolve_registry(version: str, arguments: Any, setup: Setup, known: dict[st
 def _module_constants(version: str, member: str) -> dict[str, Any]:
     """Module-level names of a module that are literals (sets and lists of architectures)."""
     values: dict[str, Any] = {}
-    for node in _tree(version, member).body:
+    for node in tree_of(version, member).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = node.value
             if isinstance(value, ast.Call) and ast.unparse(value.func) in ("frozenset", "set", "tuple"):
@@ -508,156 +510,13 @@ def _module_constants(version: str, member: str) -> dict[str, Any]:
 
 def _module_functions(version: str, member: str, known: dict[str, Any]) -> dict[str, Any]:
     """All functions of a module in one set of globals, so that they can call each other."""
-    space = _globals(known)
-    for node in _tree(version, member).body:
+    space = globals_of(known)
+    for node in tree_of(version, member).body:
         if isinstance(node, ast.FunctionDef) and node.name not in known:
             code = _code(version, member, None, node.name)
             exec(code, space)
     return {
         node.name: space[node.name]
-        for node in _tree(version, member).body
+        for node in tree_of(version, member).body
         if isinstance(node, ast.FunctionDef) and node.name in space
     }
-
-
-class BuiltRunner:
-    """Stands for MoeRunner: remembers the backend that it was built for."""
-
-    def __init__(self, runner_backend: Any, config: Any = None, *_: Any, **__: Any) -> None:
-        self.runner_backend = runner_backend
-        self.config = config
-
-
-METHODS = {
-    "bf16": "UnquantizedFusedMoEMethod",
-    "fp8": "Fp8MoEMethod",
-    "w8a8_fp8": "W8A8FP8MoEMethod",
-    "w8a8_int8": "W8A8Int8MoEMethod",
-    "blockwise_int8": "BlockInt8MoEMethod",
-    "moe_wna16": "MoeWNA16Method",
-    "ct-fp8": "CompressedTensorsW8A8Fp8MoE",
-    "modelopt_fp8": "ModelOptFp8MoEMethod",
-    "mxfp4": "Mxfp4MoEMethod",
-    "awq": "AWQMoEScheme",
-    "gptq": "GPTQMarlinMoEKernel",
-    "nvfp4": "ModelOptNvFp4FusedMoEMethod",
-    "quark-fp8": "QuarkW8A8FP8MoE",
-}
-# Names that a method's class had in other versions.
-_ALIASES = {
-    "AWQMoEScheme": ("AWQMoEMethod",),
-    "CompressedTensorsW8A8Fp8MoE": ("CompressedTensorsW8A8Fp8MoEMethod",),
-    "GPTQMarlinMoEKernel": ("GPTQMarlinMoEMethod",),
-    "QuarkW8A8FP8MoE": ("QuarkW8A8FP8MoEMethod",),
-}
-
-
-@cache
-def _class_member(version: str, name: str) -> tuple[str, str] | None:
-    """Module and class that hold `create_moe_runner` of a quantization method."""
-    for wanted in (name, *_ALIASES.get(name, ())):
-        for member in members("sglang", version):
-            if "/quantization/" not in member or not member.endswith(".py"):
-                continue
-            if f"class {wanted}(" in read_member("sglang", version, member):
-                for node in _tree(version, member).body:
-                    if isinstance(node, ast.ClassDef) and node.name == wanted:
-                        names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-                        if "create_moe_runner" in names:
-                            return member, wanted
-    return None
-
-
-@cache
-def _enums(version: str) -> dict[str, Any]:
-    """SGLang's own enumerations of runners and a2a backends."""
-    wanted = ("MoeA2ABackend", "_MoeRunnerBackendPredicates", "MoeRunnerBackend")
-    member = "sglang/srt/layers/moe/utils.py"
-    body = [n for n in _tree(version, member).body if isinstance(n, ast.ClassDef) and n.name in wanted]
-    space = _globals({"Enum": __import__("enum").Enum})
-    exec(compile(ast.Module(body=[*body], type_ignores=[]), member, "exec"), space)
-    return {name: space[name] for name in wanted if name in space}
-
-
-def built_runner(version: str, setup: Setup, method: str, resolved: str) -> str | None:
-    """The runner that a quantization method builds for its layer, given the resolved argument.
-
-    None where this version's method builds none there (its `apply` decides); `error: ...` when it
-    refuses.
-    """
-    found = _class_member(version, METHODS[method])
-    if found is None:
-        return None
-    member, name = found
-    enums = _enums(version)
-    try:
-        backend = enums["MoeRunnerBackend"](resolved)
-        a2a = enums["MoeA2ABackend"](setup.a2a)
-    except ValueError:
-        return "error: no such choice"
-    known = _known(setup, _release(version))
-    on = setup.environment.get("SGLANG_USE_AITER") == "1" and setup.rocm
-    platform = _platform(setup, _release(version))
-    known.update(
-        {
-            **enums,
-            "get_moe_runner_backend": lambda: backend,
-            "get_moe_a2a_backend": lambda: a2a,
-            "MoeRunner": BuiltRunner,
-            "MoeRunnerConfig": object,
-            "_use_aiter": on,
-            "_is_hip": setup.rocm,
-            "_is_cuda": not setup.rocm,
-            "_is_npu": False,
-            "_use_hip_int4": False,
-            "QuantizationStrategy": SimpleNamespace(CHANNEL="channel"),
-            "replace": lambda config, **_: config,
-            "print_info_once": lambda *_: None,
-            "get_device_capability": lambda *_: platform.device_capability,
-            "Optional": LOOSE,
-        }
-    )
-    node = next(n for n in _tree(version, member).body if isinstance(n, ast.ClassDef) and n.name == name)
-    kept = ("__init__", "create_moe_runner", "is_deepgemm_moe_runner_backend_enabled")
-    body: list[ast.stmt] = []
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name in kept:
-            item.returns = None
-            for part in ast.walk(item):
-                if isinstance(part, ast.arg):
-                    part.annotation = None
-            body.append(item)
-    stripped = ast.ClassDef(name=name, bases=[], keywords=[], body=body, decorator_list=[], type_params=[])
-    ast.fix_missing_locations(stripped)
-    space = _globals(known)
-    exec(compile(ast.Module(body=[stripped], type_ignores=[]), member, "exec"), space)
-    made = space[name].__new__(space[name])
-    kernels = (
-        backend.is_triton_kernels() if hasattr(backend, "is_triton_kernels") else resolved == "triton_kernel"
-    )
-    made.__dict__.update(
-        use_triton_kernels=kernels,
-        use_flashinfer_trtllm_moe=resolved in ("flashinfer_trtllm", "flashinfer_trtllm_routed"),
-        use_flashinfer_cutlass=resolved == "flashinfer_cutlass",
-        use_deep_gemm=resolved == "deep_gemm",
-        use_mega_moe=False,
-        is_fp4_expert=False,
-        _fi_kernel="trtllm_sm100",
-        _is_cutedsl_v1_deepep=False,
-        is_weight_per_channel=True,
-        weight_quant=SimpleNamespace(strategy="channel"),
-        kernel=SimpleNamespace(),
-        _aiter_ck_moe_unsupported_reason=lambda *_: None,
-        _aiter_ck_moe_supported=lambda *_: True,
-    )
-    config = SimpleNamespace(activation="silu", routing_method_type=1, layer=None, swiglu_limit=None)
-    try:
-        made.create_moe_runner(LOOSE, config)
-    except (AssertionError, ValueError, NotImplementedError) as error:
-        return f"error: {type(error).__name__}"
-    aiter = getattr(made, "_aiter_runner", None)
-    runner = aiter or getattr(made, "runner", None) or getattr(made.kernel, "runner", None)
-    if runner is None:
-        chosen = getattr(made, "_moe_runner_backend", None)
-        return str(chosen.value) if chosen is not None else None
-    return str(runner.runner_backend.value)

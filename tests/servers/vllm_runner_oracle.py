@@ -79,6 +79,17 @@ class _Anything(ABCMeta):
         return iter(())
 
 
+def _ignore(*_: Any, **__: Any) -> None: ...
+
+
+def _ignore_false(_: Any) -> bool:
+    return False
+
+
+def _decorate(_: Any, *args: Any, **__: Any) -> Any:
+    return args[0] if len(args) == 1 and callable(args[0]) else None
+
+
 def _stand_in(name: str) -> Any:
     def new(cls: type, *args: Any, **_: Any) -> Any:
         # A decorator leaves what it decorates alone.
@@ -86,10 +97,10 @@ def _stand_in(name: str) -> Any:
 
     body = {
         "__new__": new,
-        "__init__": lambda self, *_, **__: None,
-        "__call__": lambda self, *args, **_: args[0] if len(args) == 1 and callable(args[0]) else None,
+        "__init__": _ignore,
+        "__call__": _decorate,
         "__getattr__": _instance_attribute,
-        "__bool__": lambda self: False,
+        "__bool__": _ignore_false,
     }
     return _Anything(name, (), body)
 
@@ -101,8 +112,6 @@ def _instance_attribute(_: Any, name: str) -> Any:
 
 
 class _StandInModule(ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -130,7 +139,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        module.__path__ = []  # type: ignore[assignment]
+        module.__path__ = []
         for key, value in self._replaced.get(name, {}).items():
             setattr(module, key, value)
         expert_module = name.startswith(f"{MOE}.") and name.endswith("_moe")
@@ -144,7 +153,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         fresh.__path__ = []
         fresh.__package__ = name.rpartition(".")[0]
         sys.modules[name] = fresh
-        exec(compile(read_member("vllm", self._version, member), member, "exec"), fresh.__dict__)  # noqa: S102
+        exec(compile(read_member("vllm", self._version, member), member, "exec"), fresh.__dict__)
         for key, value in self._replaced.get(name, {}).items():
             setattr(fresh, key, value)
         _EXECUTED[name] = fresh
@@ -240,7 +249,7 @@ def _deep_gemm_capabilities(version: str, platform: FakePlatform) -> Any:
         if isinstance(node, ast.FunctionDef) and node.name == "support_deep_gemm":
             node.decorator_list = []
             space: dict[str, Any] = {}
-            exec(compile(ast.Module(body=[node], type_ignores=[]), "cuda.py", "exec"), space)  # noqa: S102
+            exec(compile(ast.Module(body=[node], type_ignores=[]), "cuda.py", "exec"), space)
             return lambda: space["support_deep_gemm"](platform)
     return lambda: False
 
@@ -271,9 +280,8 @@ class Oracle:
                 for once in ("", "_once")
             }
         )
-        flashinfer = {
-            name: has
-            for name in (
+        flashinfer = dict.fromkeys(
+            (
                 "has_flashinfer",
                 "has_flashinfer_moe",
                 "has_flashinfer_cutlass_fused_moe",
@@ -284,8 +292,9 @@ class Oracle:
                 "has_flashinfer_nvlink_one_sided",
                 "has_flashinfer_all2all",
                 "has_flashinfer_b12x_moe",
-            )
-        }
+            ),
+            has,
+        )
         settings = SimpleNamespace(
             model_config=SimpleNamespace(
                 hf_text_config=SimpleNamespace(model_type="x"), hf_config=None, quantization_config=None
@@ -547,7 +556,7 @@ def main() -> None:
     """Answer the cases on stdin."""
     logging.disable(logging.CRITICAL)
     oracle = Oracle(sys.argv[1])
-    triton = importlib.import_module("triton")
+    triton: Any = importlib.import_module("triton")
     # Kernels are never launched here, and Triton refuses functions without a source file.
     triton.jit = lambda function=None, **_: function if function is not None else triton.jit
     answers = [oracle.ask(case) for case in json.load(sys.stdin)]

@@ -6,10 +6,14 @@ block scales from an `fp8` checkpoint is `fp8-block`, from compressed-tensors `c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from moetune.domain.gpu import Gpu
 from moetune.domain.quantization import Dtype, Quantization
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from moetune.domain.gpu import Gpu
 
 UNKNOWN_SCHEME = "unknown"
 

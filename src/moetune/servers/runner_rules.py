@@ -1,6 +1,6 @@
 """Rules as data that say which MoE runner a server chooses, and the small engine that applies them.
 
-A book of rules is a JSON document: stages, each an ordered list. In a stage the first rule whose
+A book of rules has stages, each an ordered list. In a stage the first rule whose
 conditions hold is taken: it either ends with a verdict or sets facts (what `auto` resolves to, say)
 and hands over to the next stage. A stage in which no rule holds changes nothing; when the last stage
 is left without a verdict, the answer is unknown. Nothing is guessed: a condition on a fact that is
@@ -9,29 +9,17 @@ not known leaves both ways open, and where they end differently the answer is un
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
-from typing import Any
 
-from moetune.domain.version import Release, parse_release, release_text
+from moetune.domain.version import Release, release_text
 from moetune.servers.protocol import Applies, RunnerVerdict
 
 Fact = str | int | bool | None
 Facts = Mapping[str, Fact]
 
 # Weakest first: a chain of rules is as certain as its weakest link.
-_CERTAINTIES = ("none", "inferred", "read", "run")
-_RULE_KEYS = frozenset(
-    {"name", "since", "until", "when", "set", "runner", "applies", "force", "evidence"}
-    | {"because", "source", "certainty"}
-)
-
-
-class RuleError(ValueError):
-    """A book of rules that contradicts itself: a mistake in the packaged data."""
+CERTAINTIES = ("none", "inferred", "read", "run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +168,8 @@ def decide(book: RuleBook, release: Release, facts: Facts) -> Decision:
     older = [known for known in book.inspected if known <= release]
     if not older:
         oldest = release_text(book.inspected[0])
-        return _unknown(
-            f"no rule is known for {book.server} {release_text(release)}: {oldest} is the oldest that was read"
-        )
+        name = f"{book.server} {release_text(release)}"
+        return _unknown(f"no rule is known for {name}: the oldest that was read is {oldest}")
     decision = _decide_inspected(book, older[-1], facts)
     if older[-1] == release or decision.verdict.applies is Applies.UNKNOWN:
         return decision
@@ -232,7 +219,7 @@ def _decide_inspected(book: RuleBook, release: Release, facts: Facts) -> Decisio
             RunnerVerdict(
                 runner=runners,
                 applies=concluded.applies,
-                reason=f"{_missing_text(book, branches)} decides between {runners}; none of them changes this.",
+                reason=f"{_missing_text(book, branches)} decides between {runners}; the answer is the same.",
                 source=concluded.source,
                 certainty="inferred",
                 force_triton=concluded.force_triton,
@@ -260,8 +247,10 @@ def _branches(
         if holds is False:
             continue
         missing = rule.missing(facts)
-        for branch in _taken(rule, stages[1:], release, facts):
-            found.append(_Branch((rule, *branch.trail), branch.missing | missing))
+        found.extend(
+            _Branch((rule, *branch.trail), branch.missing | missing)
+            for branch in _taken(rule, stages[1:], release, facts)
+        )
         if holds:
             return found
     return [*found, *_branches(stages[1:], release, facts)]
@@ -280,7 +269,7 @@ def _conclude(book: RuleBook, branch: _Branch) -> Decision:
     if last is None or last.applies is None:
         return _unknown(f"no rule is known for this combination in {book.server}")
     trail = branch.trail
-    certainty = min((rule.certainty for rule in trail), key=_CERTAINTIES.index)
+    certainty = min((rule.certainty for rule in trail), key=CERTAINTIES.index)
     verdict = RunnerVerdict(
         runner=last.runner,
         applies=last.applies,
@@ -295,107 +284,3 @@ def _conclude(book: RuleBook, branch: _Branch) -> Decision:
 
 def _unknown(reason: str) -> Decision:
     return Decision(RunnerVerdict(runner="", applies=Applies.UNKNOWN, reason=reason))
-
-
-# --- reading ----------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=None)
-def packaged_rules(name: str) -> RuleBook:
-    """The book of rules that ships as `servers/data/{name}`."""
-    text = resources.files("moetune.servers").joinpath("data", name).read_text("utf-8")
-    return read_rules(text)
-
-
-def read_rules(text: str) -> RuleBook:
-    """Read a book of rules.
-
-    Raises:
-        RuleError: when it contradicts itself; names the rule.
-    """
-    data = json.loads(text)
-    facts: dict[str, str] = data["facts"]
-    groups: dict[str, list[Fact]] = data["groups"]
-    inspected = tuple(parse_release(version) for version in data["inspected"])
-    if list(inspected) != sorted(inspected):
-        raise RuleError("the inspected releases are not in order")
-    stages: list[tuple[Rule, ...]] = []
-    names: set[str] = set()
-    for stage in data["stages"]:
-        rules = tuple(_read_rule(item, data, facts, groups, inspected) for item in stage["rules"])
-        stages.append(rules)
-        for rule in rules:
-            if rule.name in names:
-                raise RuleError(f"two rules are named {rule.name}")
-            names.add(rule.name)
-    if any(rule.applies is None for rule in stages[-1]):
-        raise RuleError("a rule of the last stage has no verdict")
-    return RuleBook(data["server"], inspected, facts, tuple(stages))
-
-
-def _read_rule(
-    item: Mapping[str, Any],
-    data: Mapping[str, Any],
-    facts: Mapping[str, str],
-    groups: Mapping[str, list[Fact]],
-    inspected: tuple[Release, ...],
-) -> Rule:
-    name = item["name"]
-    unknown = set(item) - _RULE_KEYS
-    if unknown:
-        raise RuleError(f"{name}: unknown keys {sorted(unknown)}")
-    sets = tuple((item.get("set") or {}).items())
-    if bool(sets) == ("applies" in item):
-        raise RuleError(f"{name}: a rule either sets facts or ends with a verdict")
-    for fact, _ in sets:
-        if fact not in facts:
-            raise RuleError(f"{name}: sets the unknown fact {fact}")
-    certainty = item.get("certainty", "read")
-    if certainty not in _CERTAINTIES[1:]:
-        raise RuleError(f"{name}: {certainty} is no certainty")
-    if not item.get("because") or not item.get("source"):
-        raise RuleError(f"{name}: no reason or no source")
-    since = parse_release(item["since"]) if "since" in item else inspected[0]
-    until = parse_release(item["until"]) if "until" in item else inspected[-1]
-    if since not in inspected or until not in inspected or since > until:
-        raise RuleError(f"{name}: its releases are not among those that were read")
-    evidence = item.get("evidence", "")
-    texts: Mapping[str, str] = data["texts"]
-    return Rule(
-        name=name,
-        since=since,
-        until=until,
-        conditions=tuple(
-            _read_condition(name, fact, want, facts, groups) for fact, want in item["when"].items()
-        ),
-        sets=sets,
-        runner=item.get("runner", ""),
-        applies=Applies(item["applies"]) if "applies" in item else None,
-        force=texts[item["force"][1:]] if item.get("force", "").startswith("@") else item.get("force", ""),
-        evidence=texts[evidence[1:]] if evidence.startswith("@") else evidence,
-        because=item["because"],
-        source=item["source"],
-        certainty=certainty,
-    )
-
-
-def _read_condition(
-    rule: str, fact: str, want: Any, facts: Mapping[str, str], groups: Mapping[str, list[Fact]]
-) -> Condition:
-    if fact not in facts:
-        raise RuleError(f"{rule}: unknown fact {fact}")
-    negated = isinstance(want, Mapping) and set(want) == {"not"}
-    if negated:
-        want = want["not"]
-    if isinstance(want, Mapping):
-        if not want or set(want) - {"min", "max"}:
-            raise RuleError(f"{rule}: a range has min and max")
-        return Condition(fact, low=want.get("min"), high=want.get("max"), negated=negated)
-    listed = want if isinstance(want, list) else [want]
-    values: list[Fact] = []
-    for value in listed:
-        if isinstance(value, str) and value.startswith("@"):
-            values.extend(groups[value[1:]])
-        else:
-            values.append(value)
-    return Condition(fact, values=frozenset(values), negated=negated)

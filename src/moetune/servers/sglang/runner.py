@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moetune.servers.runner_facts import compute_capability, fits_marlin, flag, scheme
-from moetune.servers.runner_rules import Decision, Fact, RuleBook, decide, packaged_rules
+from moetune.servers.runner_rule_data import packaged_rules
+from moetune.servers.runner_rules import Decision, Fact, RuleBook, decide
 
 if TYPE_CHECKING:
     from moetune.domain.gpu import Gpu
@@ -45,7 +46,10 @@ def runner_rules() -> RuleBook:
     return packaged_rules("sglang_runners.json")
 
 
-def _facts(layer: ExpertLayer, parallelism: Parallelism, gpu: Gpu, options: ServerOptions) -> dict[str, Fact]:
+def runner_facts(
+    layer: ExpertLayer, parallelism: Parallelism, gpu: Gpu, options: ServerOptions
+) -> dict[str, Fact]:
+    """The facts that the rules ask about."""
     quantization = layer.quantization
     environment = options.environment
     requested = options.quantization.lower() if options.quantization else None

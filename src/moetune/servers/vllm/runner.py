@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moetune.servers.runner_facts import compute_capability, fits_marlin, flag, scheme
-from moetune.servers.runner_rules import Decision, Fact, RuleBook, decide, packaged_rules
+from moetune.servers.runner_rule_data import packaged_rules
+from moetune.servers.runner_rules import Decision, Fact, RuleBook, decide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
