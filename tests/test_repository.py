@@ -27,7 +27,12 @@ HEAVY = ("torch", "triton", "numpy", "transformers", "huggingface_hub", "sklearn
 # Put together from parts, so that this file does not name them either.
 MACHINES = re.compile(
     "|".join(
-        [r"(?<![\w.~])/(?:wo" + r"rk|fa" + r"rm)/", r"\.\./sha" + "red", r"/ro" + "ot/", r"/opt/wh" + "eels"]
+        [
+            r"(?<![\w.~])/(?:wo" + r"rk|fa" + r"rm)/",
+            r"\.\./sha" + "red",
+            r"/ro" + r"ot/\.",
+            r"/opt/wh" + "eels",
+        ]
     )
 )
 REGISTRIES = (
