@@ -14,7 +14,8 @@ from moetune.applications.planning import make_plan
 from moetune.applications.request import Request
 from moetune.domain.errors import InputError, ServerError, ShardingError, UnknownGpuError
 from moetune.domain.predict import PerformanceModel
-from moetune.servers.protocol import Applies, Outcome
+from moetune.servers.protocol import Applies, Outcome, RunnerVerdict
+from moetune.servers.sglang.server import SGLang
 from tests.doubles import ModelDouble
 
 if TYPE_CHECKING:
@@ -101,13 +102,14 @@ def test_assume_triton_goes_on() -> None:
     assert part.predicted is not None
 
 
-def test_an_unknown_runner_is_not_guessed() -> None:
-    part = plan(tp=4, quant="fp32").gpus[0]
-    if part.runner.applies is not Applies.UNKNOWN:
-        pytest.fail(f"a rule was added for fp32: take another unknown case ({part.runner})")
+def test_an_unknown_runner_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = RunnerVerdict("", Applies.UNKNOWN, "no rule covers it")
+    monkeypatch.setattr(SGLang, "runner", lambda *_: unknown)
+    part = plan(tp=4).gpus[0]
     assert not part.applicable
+    assert part.predicted is None
     assert "no rule is known" in part.reason
-    assert plan(tp=4, quant="fp32", assume_triton=True).gpus[0].applicable
+    assert plan(tp=4, assume_triton=True).gpus[0].predicted is not None
 
 
 def test_a_dtype_without_a_string_is_an_error_only_where_it_matters() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from moetune.applications.environment import config_trees, find_installed
 from moetune.applications.output import TableFile, Written, write_tables
 from moetune.applications.planning import GpuPlan, Plan, make_plan
-from moetune.applications.predicting import NOISE, Predicted, forecast, keys_for
+from moetune.applications.predicting import NOISE, NothingFitsError, Predicted, forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Familiarity, Kind, Provenance
 from moetune.applications.request import Request, TuneRequest
 from moetune.domain.codec import to_json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "moetune.tune/1"
 MAX_ROUNDS = 5
-"""How often what does not compile is replaced before the rest is left to the server's default."""
+"""How often what does not compile is replaced before the problem is given up."""
 
 _BAD = frozenset(
     {CompileStatus.REFUSED, CompileStatus.COMPILER_FAILURE, CompileStatus.CRASHED, CompileStatus.TIMED_OUT}
@@ -172,14 +172,17 @@ class _Compiler:
         self._rejected: dict[tuple[Kernel, KernelConfig], str] = {}
 
     def settle(self, forecast: Forecast, keys: Keys) -> Predicted:
-        """Choose, compile, and choose again without what does not compile."""
+        """Choose, compile, and choose again without what does not compile.
+
+        Raises:
+            NothingFitsError: when that does not come to an end.
+        """
         for _ in range(MAX_ROUNDS):
             predicted = forecast.tables(keys, keys.ms[-1], frozenset(self._rejected))
             if not self._enabled or not self._compile(predicted):
-                break
-        else:
-            predicted = forecast.tables(keys, keys.ms[-1], frozenset(self._rejected))
-        return predicted
+                return predicted
+        why = next(iter(self._rejected.values()))
+        raise NothingFitsError(f"{len(self._rejected)} configs were compiled and none would do: {why}")
 
     def _compile(self, predicted: Predicted) -> bool:
         """Compile what is new, and say whether something has to be replaced."""
