@@ -27,6 +27,13 @@ MAX_THREADS = 1024
 MAX_REGISTERS = 255
 """Registers that a thread can have (CUDA programming guide, technical specifications)."""
 
+_REGISTER_FILE = 65_536
+_WARP_GROUP = 4
+_WGMMA_COLUMNS = 256
+_WGMMA_OTHER_REGISTERS = 26
+"""What ptxas 12.9 asks for beyond the accumulators of one wgmma: "insufficient registers (128) to compile
+instruction, try 154 or higher" for 128 accumulators, (64) and 90 for 64."""
+
 TENSOR_MEMORY_ACCUMULATORS = 128 * 512
 """fp32 accumulators that the tensor memory of one multiprocessor holds: 128 lanes, 512 columns."""
 
@@ -209,6 +216,25 @@ def _scale_scratch_bytes(launch: Launch, path: DotPath) -> int:
 def accumulators_per_thread(launch: Launch) -> int:
     """fp32 accumulators that one thread holds when they lie in registers."""
     return launch.config.block_size_m * launch.config.block_size_n // (WARP * launch.config.num_warps)
+
+
+def register_limit(launch: Launch) -> int:
+    """Registers that a thread can have with so many threads in its block."""
+    return min(MAX_REGISTERS, _REGISTER_FILE // (WARP * launch.config.num_warps))
+
+
+def wgmma_registers(launch: Launch) -> int:
+    """Registers that one wgmma instruction needs, which cannot spill in the middle of it.
+
+    A warp group of 4 warps takes 64 rows; groups without rows of their own share the columns. One
+    instruction computes up to 256 columns of that, half an accumulator a thread for each.
+    """
+    rows, columns = launch.config.block_size_m, launch.config.block_size_n
+    if launch.swap_ab:
+        rows, columns = columns, rows
+    groups = launch.config.num_warps // _WARP_GROUP
+    column_groups = max(groups * _MIN_TENSOR_CORE_ROWS // rows, 1)
+    return min(columns // column_groups, _WGMMA_COLUMNS) // 2 + _WGMMA_OTHER_REGISTERS
 
 
 def lds_bytes(launch: Launch) -> int:

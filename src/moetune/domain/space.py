@@ -281,6 +281,17 @@ def _over_tensor_memory(launch: Launch, target: _Target) -> str | None:
     return f"{accumulators:,} accumulators, the tensor memory of a multiprocessor holds {limit:,}"
 
 
+def _wgmma_short_of_registers(launch: Launch, target: _Target) -> str | None:
+    if target.compute_capability is None:
+        return None
+    if resources.dot_path(launch, target.compute_capability) is not DotPath.WGMMA:
+        return None
+    needed, limit = resources.wgmma_registers(launch), resources.register_limit(launch)
+    if needed <= limit:
+        return None
+    return f"one wgmma needs {needed} registers, with {launch.config.num_warps} warps a thread has {limit}"
+
+
 def _compiler_fails(launch: Launch, target: _Target) -> str | None:
     if target.compute_capability is None:
         return None
@@ -360,6 +371,12 @@ TENSOR_MEMORY = Constraint(
     Kind.CANNOT_RUN,
     "tcgen05 accumulates in tensor memory: 128 lanes by 512 columns of 32 bits",
 )
+WGMMA_REGISTERS = Constraint(
+    "a wgmma over the registers",
+    Kind.CANNOT_RUN,
+    "the 65,536 registers of a multiprocessor are shared by the threads of a block, and ptxas refuses a "
+    "wgmma whose accumulators do not fit (C7602; seen on sm_90 for 128x512 and 256x256 with 16 warps)",
+)
 COMPILER_FAILURE = Constraint(
     "Triton cannot compile",
     Kind.CANNOT_RUN,
@@ -404,6 +421,7 @@ _SHAPE_CHECKS: tuple[_Check, ...] = (
 _CHECKS: tuple[_Check, ...] = (
     (SHARED_MEMORY, _over_shared_memory),
     (TENSOR_MEMORY, _over_tensor_memory),
+    (WGMMA_REGISTERS, _wgmma_short_of_registers),
     (COMPILER_FAILURE, _compiler_fails),
     (SCALE_GROUP, _scale_group_cut),
     (MAYBE_SHARED_MEMORY, _maybe_over_shared_memory),

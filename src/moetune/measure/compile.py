@@ -76,9 +76,10 @@ def _failure(error: Exception) -> dict[str, Any]:
         (_STATUS_OF_ERROR[name] for name in names if name in _STATUS_OF_ERROR),
         CompileStatus.COMPILER_FAILURE,
     )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # The last line of a CompilationError is the reason; the lines before it quote the kernel.
-    text = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    # ptxas marks its reason; a CompilationError ends with it, after lines that quote the kernel.
+    reason = next((line for line in lines if " fatal " in line), lines[-1])
+    text = f"{type(error).__name__}: {reason}"
     return {"status": status, "message": printable(text, _MESSAGE_CHARACTERS)}
 
 
