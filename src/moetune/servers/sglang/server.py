@@ -61,6 +61,7 @@ class SGLang:
         self, layer: ExpertLayer, parallelism: Parallelism, gpu: Gpu, options: ServerOptions
     ) -> RunnerVerdict:
         """Which MoE runner this release chooses."""
+        # Here, so that what needs no verdict does not read the table of rules.
         from moetune.servers.sglang.runner import choose_runner
 
         return choose_runner(self._rules.release, layer, parallelism, gpu, options)
