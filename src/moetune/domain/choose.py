@@ -33,6 +33,7 @@ class Reason(str, Enum):
     AS_NEIGHBOUR = "beats the default, ties with the best, and is the entry of a neighbouring m"
     DEFAULT_KEPT = "the default: nothing beats it by more than the noise"
     DEFAULT_CANNOT_RUN = "the default cannot run"
+    DEFAULT_CANNOT_STAND = "the best of its kind: the default is two configs, and the file holds one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ class Choices:
     @property
     def improves(self) -> bool:
         """Whether any m gains; if not, there is nothing to write."""
-        return any(entry.reason is not Reason.DEFAULT_KEPT for entry in self.entries)
+        kept = (Reason.DEFAULT_KEPT, Reason.DEFAULT_CANNOT_STAND)
+        return any(entry.reason not in kept for entry in self.entries)
 
     @property
     def up(self) -> ConfigTable:
@@ -263,26 +265,27 @@ class _Field:
         self.down = _Side(point.down, point.default_down, pairings)
         self.pairing = pairings.pairing(self.up.layout, self.down.layout, one_file)
         self.tie = tie
+        self.noise = noise
         self.default = Pair(point.default_up.config, point.default_down.config)
-        self._check(one_file)
+        # vLLM's defaults of the grouped int4 kernel: no entry of the one file can say both.
+        self.is_split = one_file and self.default.up != self.default.down
+        self._check()
         self._set_bars(noise)
         front = self._front(self.up.score, self.down.score, first_few)
         # Where the score and the time disagree about what beats the default, the fastest still may.
         self.front = front or self._front(self.up.time, self.down.time, first_few)
         self.best = min(self.front.values(), default=None)
         self.regret = self._regret() if self.up.scenarios else None
-        if self.best is None and self.default_us is None:
+        if self.best is None and (self.default_us is None or self.is_split):
             raise NothingRunsError(
                 f"no config and not even the server's default can run at m={point.m}",
                 "widen the search space, or ask for another GPU",
             )
 
-    def _check(self, one_file: bool) -> None:
+    def _check(self) -> None:
         if len(self.up.scenarios) != len(self.down.scenarios):
             raise ValueError("up and down have different numbers of alternatives")
-        if one_file and self.default.up != self.default.down:
-            raise ValueError("a server that reads one file has one default for both kernels")
-        if self.default.up.block_size_m != self.default.down.block_size_m:
+        if not self.is_split and self.default.up.block_size_m != self.default.down.block_size_m:
             raise ValueError("the default pair disagrees on BLOCK_SIZE_M")
 
     def _set_bars(self, noise: float) -> None:
@@ -294,6 +297,8 @@ class _Field:
         if up.time_us is None or down.time_us is None:
             return
         self.default_us = up.time_us + down.time_us
+        if self.is_split:
+            return  # it cannot be kept, so that nothing has to beat it
         self.time_bar = self.default_us * (1 - noise)
         self.score_bar = ((self.up.default_score or 0.0) + (self.down.default_score or 0.0)) * (1 - noise)
         alternatives = zip(up.alternatives_us, down.alternatives_us, strict=True)
@@ -363,8 +368,11 @@ class _Field:
     def choice(self, pair: Pair) -> Choice:
         """The choice of one pair that `value` accepts."""
         up, down = self.up.place[pair.up], self.down.place[pair.down]
+        time_us = self.up.time[up] + self.down.time[down]
         if self.default_us is None:
             reason = Reason.DEFAULT_CANNOT_RUN
+        elif self.is_split and time_us >= self.default_us * (1 - self.noise):
+            reason = Reason.DEFAULT_CANNOT_STAND
         elif self._is_behind(pair):
             reason = Reason.AS_NEIGHBOUR
         else:
