@@ -176,8 +176,13 @@ class Server(Protocol):
         """What this release's own lookup does, given the trees it reads, first one first."""
         ...
 
-    def read_table(self, text: str, source: str) -> ConfigTable:
+    def read_table(self, text: str, source: str, problem: Problem | None = None) -> ConfigTable:
         """Read a config file as this server's loader would.
+
+        Args:
+            text: the file.
+            source: its name, for the message.
+            problem: when given, also what depends on it: the GPU's own keys and those of its kernel.
 
         Raises:
             ConfigFileError: where the loader or the launch would fail, with the server's exception.

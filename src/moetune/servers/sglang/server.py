@@ -102,9 +102,16 @@ class SGLang:
         ignored = options.deterministic or defaults.DETERMINISTIC_FLAG in problem.flags
         return look_up(self._rules, self.triton_version, kernel, both, tree, ignored=ignored)
 
-    def read_table(self, text: str, source: str) -> ConfigTable:
-        """Read a config file; one named `*_down.json` by the rules of down files."""
-        return self.read_with_notes(text, source).table
+    def read_table(self, text: str, source: str, problem: Problem | None = None) -> ConfigTable:
+        """Read a config file; one named `*_down.json` by the rules of down files.
+
+        Raises:
+            ConfigFileError: where the server would die; with a problem also of another vendor's keys.
+        """
+        table = self.read_with_notes(text, source).table
+        if problem is not None:
+            table_json.check_vendor(self._rules, table, problem.gpu.vendor, source)
+        return table
 
     def read_with_notes(self, text: str, source: str) -> table_json.Reading:
         """Read a config file, and say what the server lets pass and a person should know."""

@@ -125,6 +125,19 @@ def render(rules: Rules, table: ConfigTable, vendor: str, kernel: Kernel) -> str
     return table.render()
 
 
+def check_vendor(rules: Rules, table: ConfigTable, vendor: str, source: str) -> None:
+    """Refuse launch options that only the backend of another vendor's GPUs has."""
+    foreign = frozenset().union(*VENDOR_KEYS.values()) - VENDOR_KEYS.get(vendor, frozenset())
+    for m, config in table.entries:
+        for key, _ in config.extra:
+            if key in foreign:
+                raise ConfigFileError(
+                    f"{printable(source, 400)}: entry '{m}' has {key}; SGLang {rules.version} dies with "
+                    f"KeyError: Triton has no such option on {vendor} GPUs",
+                    f"remove {key}",
+                )
+
+
 def check_tma(rules: Rules, kernel: Kernel, config: KernelConfig) -> None:
     """Refuse USE_TMA where the release passes it on to the kernel, which has no such argument."""
     if config.use_tma and not _takes_tma(rules, kernel):
