@@ -86,8 +86,8 @@ class CompilePool:
             return {}
         if self.python == sys.executable and importlib.util.find_spec("triton") is None:
             return dict.fromkeys(ordered, _not_checked(NO_TRITON))
-        # A private, empty folder (0700): Triton's cache, and a working directory in which no file
-        # can pass for a module.
+        # A private, empty folder (0700): Triton's cache, a place for the PTX that it leaves behind when
+        # ptxas fails, and a working directory in which no file can pass for a module.
         with tempfile.TemporaryDirectory(prefix="moetune-compile-") as folder:
             return _Run(self, ordered, folder).results()
 
@@ -113,7 +113,7 @@ def _worker_environment(folder: str, variables: Mapping[str, str]) -> dict[str, 
         for name, value in os.environ.items()
         if not name.startswith(("TRITON_", "MLIR_", "LLVM_")) or name.startswith("TRITON_PTXAS")
     }
-    return {**kept, "TRITON_CACHE_DIR": folder, "PYTHONSAFEPATH": "1", **variables}
+    return {**kept, "TRITON_CACHE_DIR": folder, "TMPDIR": folder, "PYTHONSAFEPATH": "1", **variables}
 
 
 class _Worker:

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO
 
 import triton
@@ -225,7 +225,7 @@ _COMPILERS = {Depth.ALLOCATION: _to_allocation, Depth.BINARY: _to_binary}
 
 @contextmanager
 def _captured_output() -> Iterator[list[str]]:
-    """Catch what is printed to the file descriptors 1 and 2: MLIR and ptxas know nothing of sys.stdout.
+    """Catch what is printed, to the file descriptors 1 and 2 too: MLIR knows nothing of sys.stdout.
 
     The list that is given holds its beginning and its end afterwards.
     """
@@ -237,10 +237,14 @@ def _captured_output() -> Iterator[list[str]]:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
         try:
-            yield kept
+            # Python's own streams may write elsewhere than to 1 and 2.
+            with (
+                os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as text,
+                redirect_stdout(text),
+                redirect_stderr(text),
+            ):
+                yield kept
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
             for descriptor, copy in zip((1, 2), saved, strict=True):
                 os.dup2(copy, descriptor)
                 os.close(copy)
