@@ -173,5 +173,5 @@ def _dividing(size: int, block: int, group: int) -> int:
     """The largest multiple of the group up to `block` that divides `size`; `size` itself without one."""
     if size % block == 0 and block % group == 0:
         return block
-    start = min(block, size) // group * group
+    start = block // group * group
     return next((c for c in range(start, group - 1, -group) if size % c == 0), size)
