@@ -66,12 +66,21 @@ MS = ((2, 16, 64, 256, 1024, 4096), (1, 8, 32, 128, 512, 2048, 8192), (4, 24, 96
 
 
 def grid() -> list[dict[str, int]]:
-    axes = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128, 256), (1, 16, 32, 64), (4, 8), (2, 3, 4, 5))
+    axes = itertools.product(
+        (16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128, 256), (1, 16, 32, 64), (4, 8), (2, 3, 4, 5)
+    )
     return [config(*values) for values in axes]
 
 
 def config(m: int, n: int, k: int, g: int, w: int, s: int) -> dict[str, int]:
-    return {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": g, "num_warps": w, "num_stages": s}
+    return {
+        "BLOCK_SIZE_M": m,
+        "BLOCK_SIZE_N": n,
+        "BLOCK_SIZE_K": k,
+        "GROUP_SIZE_M": g,
+        "num_warps": w,
+        "num_stages": s,
+    }
 
 
 def values(c: dict[str, int]) -> tuple[int, ...]:
@@ -81,7 +90,11 @@ def values(c: dict[str, int]) -> tuple[int, ...]:
 def plausible(c: dict[str, int], item_bytes: int) -> bool:
     """Neither over the shared memory with one stage less nor over the registers."""
     m, n, k, _, w, s = values(c)
-    return max(s - 1, 1) * (m + n) * k * item_bytes <= SMEM_LIMIT_BYTES and m * n / (w * 32) <= 256 and (m, n, k, w) != (256, 64, 64, 4)
+    return (
+        max(s - 1, 1) * (m + n) * k * item_bytes <= SMEM_LIMIT_BYTES
+        and m * n / (w * 32) <= 256
+        and (m, n, k, w) != (256, 64, 64, 4)
+    )
 
 
 def sample(dtype: str, known: Path, seed: int) -> list[dict[str, int]]:
@@ -97,24 +110,45 @@ def sample(dtype: str, known: Path, seed: int) -> list[dict[str, int]]:
             key = (row["kernel"], row["m"])
             best[key] = min(best.get(key, math.inf), float(row["median_us"]))
         for row in rows:
-            c = tuple(int(row[f]) for f in ("block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_warps", "num_stages"))
+            c = tuple(
+                int(row[f])
+                for f in (
+                    "block_size_m",
+                    "block_size_n",
+                    "block_size_k",
+                    "group_size_m",
+                    "num_warps",
+                    "num_stages",
+                )
+            )
             quality[c] = max(quality.get(c, 0.0), best[row["kernel"], row["m"]] / float(row["median_us"]))
     by_quality = sorted(inside, key=lambda c: -quality.get(values(c), 0.0))
     chosen = by_quality[:300]
     wide = [c for c in inside if c["BLOCK_SIZE_M"] >= 64 and c["BLOCK_SIZE_N"] >= 128]
     chosen += rng.sample(wide, min(150, len(wide))) + rng.sample(inside, 150)
     while len(chosen) < 720:
-        c = config(rng.choice((16, 32, 64, 128, 256)), rng.choice((16, 32, 64, 128, 256, 512)), rng.choice((32, 64, 128, 128, 256)),
-                   rng.choice((1, 2, 4, 8, 16, 32)), rng.choice((2, 4, 8, 8, 16)), rng.choice((2, 3, 4, 5, 6, 7)))
+        c = config(
+            rng.choice((16, 32, 64, 128, 256)),
+            rng.choice((16, 32, 64, 128, 256, 512)),
+            rng.choice((32, 64, 128, 128, 256)),
+            rng.choice((1, 2, 4, 8, 16, 32)),
+            rng.choice((2, 4, 8, 8, 16)),
+            rng.choice((2, 3, 4, 5, 6, 7)),
+        )
         if plausible(c, item_bytes) and (dtype != "fp8" or c["BLOCK_SIZE_K"] <= 128):
             chosen.append(c)
-    default = [config(64, 64, 32, 8, 4, 3), config(16, 32, 64, 1, 4, 3)] if dtype == "bf16" else [config(64, 128, 128, 32, 4, 3)]
+    default = (
+        [config(64, 64, 32, 8, 4, 3), config(16, 32, 64, 1, 4, 3)]
+        if dtype == "bf16"
+        else [config(64, 128, 128, 32, 4, 3)]
+    )
     unique = {values(c): c for c in default + chosen}
     return list(unique.values())
 
 
 def load_kernel(path: str) -> Any:
     """Execute the wheel's kernel file with stubs for what it imports beside torch and Triton."""
+
     def module(name: str, **members: Any) -> None:
         parts = name.split(".")
         for i in range(1, len(parts) + 1):
@@ -130,7 +164,14 @@ def load_kernel(path: str) -> Any:
     module("sglang.srt.batch_invariant_ops", is_batch_invariant_mode_enabled=no)
     module("sglang.srt.environ", envs=types.SimpleNamespace(SGLANG_USE_AITER=types.SimpleNamespace(get=no)))
     module("sglang.srt.layers.moe.utils", get_moe_padding_size=lambda *_: 0)
-    module("sglang.srt.utils", cpu_has_amx_support=no, is_cpu=no, is_cuda=lambda: True, is_hip=no, is_sm90_supported=lambda: True)
+    module(
+        "sglang.srt.utils",
+        cpu_has_amx_support=no,
+        is_cpu=no,
+        is_cuda=lambda: True,
+        is_hip=no,
+        is_sm90_supported=lambda: True,
+    )
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("recorded_kernels", path)
@@ -146,7 +187,16 @@ def scale_columns(k: int) -> int:
     return (k // 128 + 15) // 16 * 16
 
 
-def launch_arguments(kernel: str, dtype: str, gemm: tuple[int, int], topk: int, valid: int, c: dict[str, int], even: bool, t: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def launch_arguments(
+    kernel: str,
+    dtype: str,
+    gemm: tuple[int, int],
+    topk: int,
+    valid: int,
+    c: dict[str, int],
+    even: bool,
+    t: dict[str, Any],
+) -> tuple[list[Any], dict[str, Any]]:
     import triton.language as tl
 
     n, k = gemm
@@ -154,12 +204,54 @@ def launch_arguments(kernel: str, dtype: str, gemm: tuple[int, int], topk: int, 
     groups = scale_columns(k)
     scales = [groups, 1, (n // 128) * groups, 1, groups] if fp8 else [0] * 5
     block = 128 if fp8 else 0
-    positional = [t["a"], None, t["b"], None, None, t["c"], t["as"] if fp8 else None, t["bs"] if fp8 else None, t["weights"],
-                  t["ids"], t["experts"], t["padded"], None, n, k, t["length"], valid, k, 1, n * k, 1, k, 0, 0, n, 1, *scales, block, block]
-    keywords = {"MUL_ROUTED_WEIGHT": kernel == "down", "top_k": topk if kernel == "up" else 1, "compute_type": tl.bfloat16,
-                "use_fp8_w8a8": fp8, "use_int8_w8a8": False, "use_int8_w8a16": False, "per_channel_quant": False, "even_Ks": even,
-                "c_sorted": False, "swap_ab": fp8 and c["BLOCK_SIZE_M"] < 64 <= c["BLOCK_SIZE_N"], "FUSE_ADD_TO_OUTPUT": False,
-                "MASK_OUTPUT": False, "FUSE_SUM_ALL_REDUCE": False, "ROUTER_TOPK": 1, **c}
+    positional = [
+        t["a"],
+        None,
+        t["b"],
+        None,
+        None,
+        t["c"],
+        t["as"] if fp8 else None,
+        t["bs"] if fp8 else None,
+        t["weights"],
+        t["ids"],
+        t["experts"],
+        t["padded"],
+        None,
+        n,
+        k,
+        t["length"],
+        valid,
+        k,
+        1,
+        n * k,
+        1,
+        k,
+        0,
+        0,
+        n,
+        1,
+        *scales,
+        block,
+        block,
+    ]
+    keywords = {
+        "MUL_ROUTED_WEIGHT": kernel == "down",
+        "top_k": topk if kernel == "up" else 1,
+        "compute_type": tl.bfloat16,
+        "use_fp8_w8a8": fp8,
+        "use_int8_w8a8": False,
+        "use_int8_w8a16": False,
+        "per_channel_quant": False,
+        "even_Ks": even,
+        "c_sorted": False,
+        "swap_ab": fp8 and c["BLOCK_SIZE_M"] < 64 <= c["BLOCK_SIZE_N"],
+        "FUSE_ADD_TO_OUTPUT": False,
+        "MASK_OUTPUT": False,
+        "FUSE_SUM_ALL_REDUCE": False,
+        "ROUTER_TOPK": 1,
+        **c,
+    }
     return positional, keywords
 
 
@@ -183,7 +275,18 @@ def compile_job(job: Job) -> tuple[Job, int, int, int, float, str]:
     kernel, dtype, topk, even, c = job
     weight = torch.float8_e4m3fn if dtype == "fp8" else torch.bfloat16
     i32, f32 = torch.int32, torch.float32
-    mock: dict[str, Any] = {"a": weight, "b": weight, "c": torch.bfloat16, "as": f32, "bs": f32, "weights": f32, "ids": i32, "experts": i32, "padded": i32, "length": 4096}
+    mock: dict[str, Any] = {
+        "a": weight,
+        "b": weight,
+        "c": torch.bfloat16,
+        "as": f32,
+        "bs": f32,
+        "weights": f32,
+        "ids": i32,
+        "experts": i32,
+        "padded": i32,
+        "length": 4096,
+    }
     gemm = (4096, 4096 if even else 4096 + 64)
     begun = time.monotonic()
     try:
@@ -222,7 +325,9 @@ def padded_length(m: int, topk: int, num_experts: int, block_m: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kernel-file", required=True)
     parser.add_argument("--dtype", choices=("bf16", "fp8"), required=True)
     parser.add_argument("--budget", type=float, default=540.0)
@@ -246,11 +351,18 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with context.Pool(args.workers, initializer=start_compiler, initargs=(args.kernel_file,)) as pool:
         for job, shared, _, _, seconds, error in pool.imap_unordered(compile_job, ordered, chunksize=2):
-            compiled[job] = (shared, seconds, error or ("OutOfResources" if shared > SMEM_LIMIT_BYTES else ""))
+            compiled[job] = (
+                shared,
+                seconds,
+                error or ("OutOfResources" if shared > SMEM_LIMIT_BYTES else ""),
+            )
             if time.monotonic() > START + 0.45 * args.budget:
                 print("compile deadline", len(compiled), flush=True)
                 break
-    print(f"compiled {len(compiled)} in {time.monotonic() - START:.0f} s, {sum(v[1] for v in compiled.values()):.0f} core seconds", flush=True)
+    print(
+        f"compiled {len(compiled)} in {time.monotonic() - START:.0f} s, {sum(v[1] for v in compiled.values()):.0f} core seconds",
+        flush=True,
+    )
 
     import torch
 
@@ -264,8 +376,23 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    fields = ["block_size_m", "block_size_n", "block_size_k", "group_size_m", "num_warps", "num_stages", "kernel", "m", "median_us",
-              "hot_l2_us", "shared_bytes", "registers", "spilled_registers", "compile_s", "error"]
+    fields = [
+        "block_size_m",
+        "block_size_n",
+        "block_size_k",
+        "group_size_m",
+        "num_warps",
+        "num_stages",
+        "kernel",
+        "m",
+        "median_us",
+        "hot_l2_us",
+        "shared_bytes",
+        "registers",
+        "spilled_registers",
+        "compile_s",
+        "error",
+    ]
 
     def normal(*size: int) -> Any:
         return torch.empty(*size, dtype=torch.bfloat16, device=device).normal_(0, 0.05).to(weight_dtype)
@@ -319,7 +446,18 @@ def main() -> None:
 
                 def launch(v: int) -> None:
                     ids, experts, padded = aligned[block_m][v]
-                    t = {"a": a, "b": b, "c": c_out, "as": a_scale, "bs": bs, "weights": weights, "ids": ids, "experts": experts, "padded": padded, "length": length}
+                    t = {
+                        "a": a,
+                        "b": b,
+                        "c": c_out,
+                        "as": a_scale,
+                        "bs": bs,
+                        "weights": weights,
+                        "ids": ids,
+                        "experts": experts,
+                        "padded": padded,
+                        "length": length,
+                    }
                     positional, keywords = launch_arguments(kernel, dtype, (n, k), topk, valid, c, even, t)
                     grid_size = -(-length // block_m) * -(-n // c["BLOCK_SIZE_N"])
                     fused_moe_kernel[(grid_size,)](*positional, **keywords)
@@ -346,20 +484,52 @@ def main() -> None:
                             times += [replay(graph) for _ in range(4)]
                     us = statistics.median(times)
                     best = min(best, us)
-                    rows.append([*values(c), kernel, m, round(us, 3), "", shared, "", "", round(seconds, 3), ""])
+                    rows.append(
+                        [*values(c), kernel, m, round(us, 3), "", shared, "", "", round(seconds, 3), ""]
+                    )
                     done += 1
                     del graph
                 except Exception as failure:  # noqa: BLE001 - the row names it; a poisoned context shows in all later rows
-                    rows.append([*values(c), kernel, m, "", "", shared, "", "", round(seconds, 3), type(failure).__name__])
-            print(f"{stem} {kernel} m={m} best {best:.1f} us of {done}, {routings} routings, {time.monotonic() - begun:.1f} s", flush=True)
+                    rows.append(
+                        [
+                            *values(c),
+                            kernel,
+                            m,
+                            "",
+                            "",
+                            shared,
+                            "",
+                            "",
+                            round(seconds, 3),
+                            type(failure).__name__,
+                        ]
+                    )
+            print(
+                f"{stem} {kernel} m={m} best {best:.1f} us of {done}, {routings} routings, {time.monotonic() - begun:.1f} s",
+                flush=True,
+            )
         with gzip.GzipFile(args.out / f"{stem}.csv.gz", "wb", mtime=0) as raw:
-            raw.write(("\n".join([",".join(fields)] + [",".join(map(str, row)) for row in rows]) + "\n").encode())
-        facts = {"device": name, "compute_capability": "9.0", "triton": triton.__version__, "torch": torch.__version__,
-                 "kernel_source": "SGLang 0.5.23 fused_moe_kernel", "measured": time.strftime("%Y-%m-%d"),
-                 "protocol": "CUDA graph of at least 8 launches (3 from m=512), one per independent uniform random routing, as many as touch three times the L2; median of 7 replays (3 when over 1.15x, 1 when over 1.6x the best so far); random order; weights normal(0,0.05); lengths rounded up to a multiple of 16 so that one specialisation serves every m",
-                 "space": f"a sample of {len(configs)} configs: 300 that were good in other landscapes, wide tiles, random ones of the 1920 grid, and random ones outside it (seed {args.seed})",
-                 "model": shape_name, "num_experts": E, "topk": topk, "hidden_size": K, "intermediate_per_rank": N, "ep": 1,
-                 "dtype": "fp8_w8a8" if dtype == "fp8" else "bf16", "block_shape": [128, 128] if dtype == "fp8" else None}
+            raw.write(
+                ("\n".join([",".join(fields)] + [",".join(map(str, row)) for row in rows]) + "\n").encode()
+            )
+        facts = {
+            "device": name,
+            "compute_capability": "9.0",
+            "triton": triton.__version__,
+            "torch": torch.__version__,
+            "kernel_source": "SGLang 0.5.23 fused_moe_kernel",
+            "measured": time.strftime("%Y-%m-%d"),
+            "protocol": "CUDA graph of at least 8 launches (3 from m=512), one per independent uniform random routing, as many as touch three times the L2; median of 7 replays (3 when over 1.15x, 1 when over 1.6x the best so far); random order; weights normal(0,0.05); lengths rounded up to a multiple of 16 so that one specialisation serves every m",
+            "space": f"a sample of {len(configs)} configs: 300 that were good in other landscapes, wide tiles, random ones of the 1920 grid, and random ones outside it (seed {args.seed})",
+            "model": shape_name,
+            "num_experts": E,
+            "topk": topk,
+            "hidden_size": K,
+            "intermediate_per_rank": N,
+            "ep": 1,
+            "dtype": "fp8_w8a8" if dtype == "fp8" else "bf16",
+            "block_shape": [128, 128] if dtype == "fp8" else None,
+        }
         (args.out / f"{stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
         del a, b, c_out, bs
         torch.cuda.empty_cache()

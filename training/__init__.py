@@ -1,0 +1,1 @@
+"""Trains the packaged performance model; nothing here ships."""

@@ -1,0 +1,215 @@
+"""How good the performance model and the search are where they have not been trained.
+
+    python -m training.evaluate SGLANG_WHEEL VLLM_WHEEL --out docs/evaluation.json
+
+holds out shapes (both dtypes of a shape together), a dtype, a regime of E and N, and GPU families,
+each apart; trains on the rest; and replays the search on what was held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from moetune.applications.replay import declared_space, replay
+from moetune.domain.features import FloatArray
+from moetune.domain.landscape import Landscape
+from moetune.domain.launch import Launch
+from moetune.domain.predict import PerformanceModel
+from moetune.domain.problem import Kernel, Problem
+from training.dataset import LANDSCAPES, Group, groups_of, load_landscapes
+from training.network import fit_model
+from training.published import Contest, contests, read_published
+from training.train import load_contests, thinned
+
+FOLDS = 6
+
+
+def geomean(values: Sequence[float]) -> float:
+    """Geometric mean."""
+    return math.exp(sum(math.log(max(value, 1e-9)) for value in values) / len(values))
+
+
+def median_error(model: PerformanceModel, groups: Sequence[Group]) -> float:
+    """Median over configs of the relative error of the predicted time."""
+    errors = [np.abs(np.exp(_log_time(model, group)) / group.time_us - 1) for group in groups]
+    return float(np.median(np.concatenate(errors)))
+
+
+def _log_time(model: PerformanceModel, group: Group) -> FloatArray:
+    inputs = ((group.features - model.mean) / model.scale).astype(np.float32)
+    blended = model.blend(inputs, model.winner_weight(group.problem))
+    answer: FloatArray = blended.mean(0) + math.log(group.floor_us)
+    return answer
+
+
+def replays(
+    model: PerformanceModel, landscapes: Sequence[Landscape], budgets: Sequence[int], strategy: str = "guided"
+) -> dict[str, Any]:
+    """Fractions of the best over all (kernel, m) of some landscapes, by budget."""
+    answers: dict[str, Any] = {}
+    for budget in budgets:
+        fractions, compiled = [], 0
+        for landscape in landscapes:
+            done = replay(
+                LANDSCAPES / f"{landscape.name}.csv.gz",
+                budget,
+                0,
+                strategy=strategy,
+                model=model,
+                space=space_of(landscape),
+            )
+            fractions += [
+                (problem.fraction, landscape.name, problem.kernel, problem.m) for problem in done.problems
+            ]
+            compiled = max(compiled, *(count for _, count in done.compiled))
+        worst = min(fractions)
+        answers[str(budget)] = {
+            "geomean": round(geomean([fraction for fraction, *_ in fractions]), 4),
+            "worst": round(worst[0], 4),
+            "worst_at": " ".join(map(str, worst[1:])),
+            "problems": len(fractions),
+            "compiled": compiled,
+        }
+    return answers
+
+
+def space_of(landscape: Landscape) -> Any:
+    """The grid; of a sampled landscape, those of the grid's configs that the sample holds."""
+    if landscape.facts["space"].startswith("SGLang's 1920"):
+        return declared_space
+    sampled = {config for times in landscape.times_us.values() for config in times}
+
+    def space(problem: Problem, kernel: Kernel) -> list[Launch]:
+        return [launch for launch in declared_space(problem, kernel) if launch.config in sampled]
+
+    return space
+
+
+def percentiles(model: PerformanceModel, held: Sequence[Contest]) -> list[float]:
+    """Share of the runnable grid that is ranked before the published winner, for each entry."""
+    ranks = []
+    for contest in held:
+        weight = model.winner_weight(contest.entry.problem)
+        total = np.zeros(contest.features.shape[1])
+        for matrix, floor_us in zip(contest.features, contest.floor_us, strict=True):
+            if floor_us:
+                inputs = ((matrix - model.mean) / model.scale).astype(np.float32)
+                total += np.exp(model.blend(inputs, weight).mean(0)) * floor_us
+        ranks.append(float((total[1:] < total[0]).mean()))
+    return ranks
+
+
+def main() -> None:
+    """Evaluate and write the numbers."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("wheels", nargs=2, type=Path, metavar="WHEEL")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", default="shapes,dtype,regime,families")
+    parser.add_argument("--folds", default="", help="only these folds of the shapes, as in 0,3")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    parts = args.parts.split(",")
+    numbers: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    landscapes = [landscape for landscape in load_landscapes() if "wider" not in landscape.name]
+    groups = [group for landscape in load_landscapes() for group in groups_of(landscape)]
+    published = load_contests(args.wheels)
+
+    def rest(test: Sequence[Group]) -> list[Group]:
+        out = {id(group) for group in test}
+        return [group for group in groups if id(group) not in out]
+
+    def report(name: str, value: Any) -> None:
+        numbers[name] = value
+        args.out.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n")
+        print(name, json.dumps(value), f"{time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+
+    begun = time.monotonic()
+    if "shapes" in parts:
+        shapes = sorted({group.shape for group in groups})
+        for fold in map(int, args.folds.split(",")) if args.folds else range(FOLDS):
+            held = set(shapes[fold::FOLDS])
+            test = [group for group in groups if group.shape in held]
+            clean = [
+                c
+                for c in published
+                if (c.entry.problem.E, c.entry.problem.N) not in {shape[:2] for shape in held}
+            ]
+            model = fit_model(rest(test), clean)
+            of_fold = [
+                land for land in landscapes if (land.problem.E, land.problem.N, land.problem.K) in held
+            ]
+            full = [land for land in of_fold if land.facts["space"].startswith("SGLang's 1920")]
+            value: dict[str, Any] = {
+                "held_out": sorted(land.name for land in of_fold),
+                "median_error": round(median_error(model, test), 4),
+                "guided": replays(model, of_fold, (0, 16, 64)),
+                "random": replays(model, of_fold, (16, 64), "random"),
+            }
+            if full:
+                value["guided_full_grid"] = replays(model, full, (0, 16, 64))
+                value["random_full_grid"] = replays(model, full, (16, 64), "random")
+            report(f"unseen shapes {fold}", value)
+    if "dtype" in parts:
+        test = [group for group in groups if group.dtype != "bf16"]
+        model = fit_model(rest(test), published)
+        of_dtype = [land for land in landscapes if land.problem.quantization.dtype.value != "bf16"]
+        report(
+            "unseen dtype",
+            {
+                "held_out": "block fp8",
+                "median_error": round(median_error(model, test), 4),
+                "guided": replays(model, of_dtype, (0, 16)),
+            },
+        )
+    if "regime" in parts:
+        test = [group for group in groups if group.shape[0] <= 32]
+        clean = [c for c in published if c.entry.problem.E > 32]
+        model = fit_model(rest(test), clean)
+        of_regime = [land for land in landscapes if land.problem.E <= 32]
+        report(
+            "unseen regime",
+            {
+                "held_out": "E of at most 32",
+                "median_error": round(median_error(model, test), 4),
+                "guided": replays(model, of_regime, (0, 16)),
+            },
+        )
+    if "families" in parts:
+        entries = read_published(args.wheels)
+        for family in ("sm_80", "sm_90", "sm_100", "sm_89", "sm_120"):
+            of_family = [
+                entry
+                for entry in thinned(entries, 2 if family == "sm_90" else 6, 5)
+                if entry.family == family
+            ]
+            held_contests = contests(of_family, others=0, seed=3)
+            others = [c for c in published if c.entry.family != family]
+            model = fit_model(groups if family != "sm_90" else groups, others)
+            ranks = percentiles(model, held_contests)
+            kinds = [c.entry.problem.quantization.dtype.value for c in held_contests]
+            report(
+                f"family {family}",
+                {"entries": len(ranks), "median_percentile": round(float(np.median(ranks)), 4)}
+                | {
+                    kind: round(
+                        float(np.median([r for r, k in zip(ranks, kinds, strict=True) if k == kind])), 4
+                    )
+                    for kind in sorted(set(kinds))
+                },
+            )
+
+
+if __name__ == "__main__":
+    main()
