@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from moetune.applications.planning import Plan, make_plan
 from moetune.applications.request import Request, TuneRequest
@@ -21,7 +21,11 @@ Answer = TypeVar("Answer")
 
 
 def _verb(
-    name: str, text: str, request: Callable[P, Asked], answer: Callable[[Asked], Answer]
+    name: str,
+    text: str,
+    request: Callable[P, Asked],
+    answer: Callable[[Asked], Answer],
+    answers: type[Answer],
 ) -> Callable[P, Answer]:
     """A function that takes what a request takes: its fields are the one list of parameters."""
 
@@ -29,8 +33,10 @@ def _verb(
         return answer(request(*args, **kwargs))
 
     verb.__name__ = verb.__qualname__ = name
-    verb.__doc__ = f"{text}\n\n{inspect.getdoc(request)}"
-    verb.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
+    described = [kind for kind in inspect.getmro(cast("type", request)) if kind is not object]
+    verb.__doc__ = "\n\n".join([text, *(inspect.getdoc(kind) or "" for kind in described)])
+    signature = inspect.signature(request)
+    verb.__signature__ = signature.replace(return_annotation=answers)  # type: ignore[attr-defined]
     return verb
 
 
@@ -39,10 +45,12 @@ plan = _verb(
     "Say what the server will run, what it looks for, and what tuned files would gain.",
     Request,
     make_plan,
+    Plan,
 )
 tune = _verb(
     "tune",
     "Find configs and write the server's files.",
     TuneRequest,
     tune_request,
+    Tuned,
 )

@@ -239,8 +239,8 @@ class TestWhatIsThere:
     def test_the_fallback_is_the_default_of_each_regime(self) -> None:
         first, second = plan(tp=4).gpus[0].defaults
         assert (first.first_m, first.last_m, second.first_m, second.last_m) == (1, 256, 257, None)
-        assert str(first.config) == "16x32x64 g1 w4 s3"
-        assert str(second.config) == "64x64x32 g8 w4 s3"
+        assert str(first.up) == str(first.down) == "16x32x64 g1 w4 s3"
+        assert str(second.up) == "64x64x32 g8 w4 s3"
 
 
 def test_own_keys_and_the_largest_m_reach_the_table() -> None:

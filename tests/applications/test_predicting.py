@@ -161,6 +161,23 @@ def test_case_26_a_default_that_does_not_fit_the_card_is_replaced_and_said() -> 
     assert predicted.choices.improves
 
 
+def test_a_config_that_one_member_of_the_model_doubts_is_passed_over() -> None:
+    server = open_server("sglang")
+    safe = replace(WINNER, num_stages=3)
+
+    def hopes_us(kernel: Kernel, m: int, launch: Launch) -> float:
+        factor = {WINNER: 0.010, safe: 0.011}.get(launch.config, 1.0)
+        return padded_rows_us(kernel, m, launch) * factor
+
+    def doubts_us(kernel: Kernel, m: int, launch: Launch) -> float:
+        return hopes_us(kernel, m, launch) * (1.5 if launch.config == WINNER else 1.0)
+
+    bold = tables(server, problem_of(server), ModelDouble(hopes_us))
+    wary = tables(server, problem_of(server), ModelDouble(hopes_us, hopes_us, doubts_us))
+    assert {choice.pair.up for choice in bold.choices.entries} == {WINNER}
+    assert {choice.pair.up for choice in wary.choices.entries} == {safe}
+
+
 def test_what_was_rejected_is_not_chosen_again() -> None:
     server = open_server("sglang")
     problem = problem_of(server)

@@ -100,12 +100,19 @@ class DefaultRegime:
     Attributes:
         first_m: of the stretch.
         last_m: of the stretch; None: it never ends.
-        config: for both kernels.
+        up: config of the up kernel.
+        down: config of the down kernel, as a rule the same.
     """
 
     first_m: int
     last_m: int | None
-    config: KernelConfig
+    up: KernelConfig
+    down: KernelConfig
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the documents of `plan` and `tune`."""
+        configs = {"up": self.up.to_json(), "down": self.down.to_json()}
+        return {"first_m": self.first_m, "last_m": self.last_m, **configs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +156,7 @@ class GpuPlan:
             "problem": None if self.problem is None else problem_to_json(self.problem),
             "fingerprint": None if self.problem is None else fingerprint(self.problem),
             "files": [file.to_json() for file in self.files],
-            "defaults": [
-                {"first_m": part.first_m, "last_m": part.last_m, "config": part.config.to_json()}
-                for part in self.defaults
-            ],
+            "defaults": [regime.to_json() for regime in self.defaults],
             "predicted": None if self.predicted is None else self.predicted.to_json(),
         }
 
@@ -220,9 +224,9 @@ def make_plan(
     """
     environ = os.environ if environ is None else environ
     layer = resolve(request.model, offline=request.offline, overrides=request.overrides)
-    server, installed, assumed = _open(request)
+    server, installed, assumed = open_asked(request)
     trees = config_trees(server, environ, installed)
-    gpus = _gpus(request)
+    gpus = asked_gpus(request)
     variable = server.directory_variable
     choice = ServerChoice(
         name=server.name,
@@ -296,12 +300,12 @@ def _defaults(server: Server, problem: Problem) -> tuple[DefaultRegime, ...]:
     switches = server.default_switches(problem)
     firsts = (1, *(switch + 1 for switch in switches))
     return tuple(
-        DefaultRegime(first, last, server.default_config(problem, "up", first))
+        DefaultRegime(first, last, *(server.default_config(problem, kernel, first) for kernel in KERNELS))
         for first, last in zip(firsts, (*switches, None), strict=True)
     )
 
 
-def _open(request: Request) -> tuple[Server, Installed | None, tuple[str, ...]]:
+def open_asked(request: Request) -> tuple[Server, Installed | None, tuple[str, ...]]:
     """The server that is meant, its package when it is that one, and what was assumed."""
     assumed = []
     name = request.server
@@ -325,7 +329,12 @@ def _open(request: Request) -> tuple[Server, Installed | None, tuple[str, ...]]:
     return server, meant, tuple(assumed)
 
 
-def _gpus(request: Request) -> tuple[Gpu, ...]:
+def asked_gpus(request: Request) -> tuple[Gpu, ...]:
+    """The GPUs that are meant: those named, else those of this machine, each kind once.
+
+    Raises:
+        UnknownGpuError: for a name that the registry lacks, and where there are none.
+    """
     if request.gpu_names:
         found = [find_gpu(name, compute_capability=request.compute_capability) for name in request.gpu_names]
         return tuple({gpu.torch_name: gpu for gpu in found}.values())

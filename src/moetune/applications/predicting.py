@@ -36,8 +36,8 @@ Rejected = frozenset[tuple[Kernel, "KernelConfig"]]
 """Configs of a kernel that turned out not to compile."""
 
 
-_Answer = tuple[float, float, str]
-"""Time in microseconds, score, and what limits a launch."""
+_Answer = tuple[float, float, str, tuple[float, ...]]
+"""Time in microseconds, score, what limits a launch, and the time as each member of the model sees it."""
 
 
 class NothingFitsError(MoetuneError):
@@ -198,12 +198,13 @@ class Forecast:
 
     def _candidates(self, kernel: Kernel, m: int, rejected: Rejected) -> Candidates:
         prediction = self._prediction(kernel, m)
-        configs, times, scores = self._configs[kernel], prediction.time_us.tolist(), prediction.score.tolist()
+        configs = self._configs[kernel]
+        times, scores, scenarios = prediction.time_us, prediction.score, prediction.scenarios_us
         if any(of_kernel == kernel for of_kernel, _ in rejected):
             kept = [place for place, config in enumerate(configs) if (kernel, config) not in rejected]
             configs = tuple(configs[place] for place in kept)
-            times, scores = [times[place] for place in kept], [scores[place] for place in kept]
-        return Candidates(configs, times, scores)
+            times, scores, scenarios = times[kept], scores[kept], scenarios[:, kept]
+        return Candidates(configs, times.tolist(), scores.tolist(), scenarios.tolist())
 
     def _point(self, m: int, rejected: Rejected) -> Point:
         pair = self._default(m)
@@ -222,7 +223,10 @@ class Forecast:
     def _default_config(self, kernel: Kernel, pair: Pair, m: int, rejected: Rejected) -> DefaultConfig:
         config = pair.up if kernel == "up" else pair.down
         (found,) = self._ask(kernel, m, (pair,), rejected)
-        return DefaultConfig(config, None) if found is None else DefaultConfig(config, *found[:2])
+        if found is None:
+            return DefaultConfig(config, None)
+        time_us, score, _, scenarios_us = found
+        return DefaultConfig(config, time_us, score, scenarios_us)
 
     def _times_us(self, m: int, pairs: Sequence[Pair], rejected: Rejected) -> list[float | None]:
         """Up and down together; None where one of them cannot run."""
@@ -245,6 +249,7 @@ class Forecast:
                     float(prediction.time_us[place]),
                     float(prediction.score[place]),
                     prediction.limits[place],
+                    tuple(prediction.scenarios_us[:, place].tolist()),
                 )
         return [None if launch is None else answers[launch] for launch in launches]
 

@@ -26,6 +26,10 @@ class Verb(NamedTuple):
 VERBS = {
     "plan": Verb("moetune.cli.plan:plan", "What the server runs and looks for, and what tuning would gain."),
     "tune": Verb("moetune.cli.tune:tune", "Find a model's configs and write the server's files."),
+    "lint": Verb("moetune.cli.lint:lint", "Config files: what cannot run, what a server will never read."),
+    "borrow": Verb(
+        "moetune.cli.borrow:borrow", "Make files of another GPU, server or Triton version safe here."
+    ),
     "replay": Verb("moetune.cli.replay:replay", "Run the search strategy on a recorded landscape."),
 }
 

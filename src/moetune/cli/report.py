@@ -130,8 +130,11 @@ def _lookups(server: ServerChoice, part: GpuPlan) -> Iterator[tuple[str, str]]:
 
 def _defaults(part: GpuPlan) -> Iterator[tuple[str, str]]:
     for regime in part.defaults:
-        last = f"to {regime.last_m}" if regime.last_m else "on"
-        yield "fallback", f"m from {regime.first_m} {last}: {regime.config}"
+        ms = f"m from {regime.first_m} to {regime.last_m}" if regime.last_m else f"m from {regime.first_m} on"
+        if regime.last_m == regime.first_m:
+            ms = f"m = {regime.first_m}"
+        same = regime.up == regime.down
+        yield "fallback", f"{ms}: {regime.up}" if same else f"{ms}: up {regime.up}, down {regime.down}"
 
 
 def _show_predicted(sink: Sink, predicted: Predicted) -> None:
