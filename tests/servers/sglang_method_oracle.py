@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from enum import Enum
 from functools import cache
 from types import SimpleNamespace
@@ -122,6 +123,7 @@ def built_runner(version: str, setup: Setup, method: str, resolved: str) -> str 
     body: list[ast.stmt] = []
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name in kept:
+            item = copy.deepcopy(item)
             item.returns = None
             for part in ast.walk(item):
                 if isinstance(part, ast.arg):

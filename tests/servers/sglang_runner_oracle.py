@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import importlib
 import sys
 from dataclasses import dataclass, field
@@ -288,7 +289,7 @@ def _code(version: str, member: str, owner: str | None, name: str) -> Any:
     found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:
         return None
-    function = found[0]
+    function = copy.deepcopy(found[0])
     function.decorator_list = []
     for part in ast.walk(function):
         if isinstance(part, ast.arg):
@@ -338,6 +339,7 @@ class _Arguments:
             architectures=[setup.arch],
             mlp_hidden_act="relu2",
             num_experts=128,
+            block_configs=[],
             model_type="x",
             sliding_window_pattern=None,
         )
@@ -469,24 +471,29 @@ def _resolve_registry(version: str, arguments: Any, setup: Setup, known: dict[st
     constants = _module_constants(version, overrides)
     known = {**constants, **known}
     known["run_post_process_pass"] = lambda args, function: args.__dict__.update(function(args) or {})
-    for member, name in _registered(version).get(setup.arch, ()):
-        extra = _module_constants(version, member)
-        helpers = _module_functions(version, member, {**extra, **known})
-        function = function_of(version, member, None, name, {**extra, **known, **helpers})
-        arguments.__dict__.update(function(arguments, arguments.hf_config) or {})
+    # The stand-ins win over functions of the same name that read the real platform or arguments.
     helpers = _module_functions(version, overrides, known)
+    base = "sglang/srt/arg_groups/model_override_base.py"
+    if base in members("sglang", version):
+        helpers = {**helpers, **_module_functions(version, base, known)}
+    for member, name in _registered(version).get(setup.arch, ()):
+        own = {**_module_constants(version, member), **helpers, **known}
+        function = function_of(
+            version, member, None, name, {**own, **_module_functions(version, member, own)}
+        )
+        arguments.__dict__.update(function(arguments, arguments.hf_config) or {})
     for name in ("_deepseek_moe_quant_resolution", "_deepseek_family_moe_overrides"):
         if name in helpers:
             arguments.__dict__.update(helpers[name](arguments) or {})
     hook = "sglang/srt/arg_groups/moe_hook.py"
     if hook in members("sglang", version):
-        hooks = _module_functions(version, hook, {**known, **helpers})
+        hooks = _module_functions(version, hook, {**helpers, **known})
         hooks["handle_moe_kernel_config"](arguments)
         hooks["handle_a2a_moe"](arguments)
     else:
         for name in ("_handle_moe_kernel_config", "_handle_a2a_moe"):
             function = function_of(
-                version, "sglang/srt/server_args.py", "ServerArgs", name, {**known, **helpers}
+                version, "sglang/srt/server_args.py", "ServerArgs", name, {**helpers, **known}
             )
             if function is not None:
                 function(arguments)

@@ -8,14 +8,16 @@ A condition is a value, a list of values, `{"min", "max"}`, or `{"not": ...}` of
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moetune.domain.version import Release, parse_release
 from moetune.servers.protocol import Applies
 from moetune.servers.runner_rules import CERTAINTIES, Condition, Fact, Rule, RuleBook
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _RULE_KEYS = frozenset(
     {"name", "since", "until", "when", "set", "runner", "applies", "force", "evidence"}

@@ -164,7 +164,7 @@ def decide(book: RuleBook, release: Release, facts: Facts) -> Decision:
         release: the server's release.
         facts: one value for every fact of the book; None where it is not known.
     """
-    release = release[:3]
+    release = (*release, 0, 0)[:3]
     older = [known for known in book.inspected if known <= release]
     if not older:
         oldest = release_text(book.inspected[0])
@@ -227,7 +227,8 @@ def _decide_inspected(book: RuleBook, release: Release, facts: Facts) -> Decisio
             ),
             tuple(rule.name for rule in first.trail),
         )
-    return _unknown(f"It depends on {_missing_text(book, branches)}, which is not known.")
+    open_way = _unknown(f"It depends on {_missing_text(book, branches)}, which is not known.")
+    return Decision(open_way.verdict, tuple(rule.name for rule in first.trail))
 
 
 def _missing_text(book: RuleBook, branches: Iterable[_Branch]) -> str:
