@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from moetune.domain.config import KernelConfig
 from moetune.domain.problem import KERNELS
 from moetune.domain.quantization import Dtype, Quantization
+from moetune.servers.vllm.launch import padded_length
 from tests.servers.vllm_problems import (
     A100,
     FP8_BLOCK,
@@ -99,6 +101,15 @@ def test_launch_classes_cover_each_m_once_and_say_what_divides() -> None:
     # Fewer rows than experts: every row is a block of its own, so 16 divides; then 256 * 15 are added.
     assert all(c.padded_length_divisible_by == 16 for c in classes if max(c.ms) < 256)
     assert len(server.launch_classes(problem, "down", ms, 16)) == len(set(classes))
+
+
+def test_a_class_claims_only_what_divides_all_its_padded_lengths() -> None:
+    server, problem = sharded(layer(60, 1024, topk=3), version="0.19.0")
+    for block_size_m in (16, 32, 64):
+        for found in server.launch_classes(problem, "up", range(1, 400), block_size_m):
+            lengths = [padded_length(server.release, problem, "up", m, block_size_m) for m in found.ms]
+            common = math.gcd(*lengths)
+            assert found.padded_length_divisible_by == max(d for d in (1, 2, 4, 8, 16) if common % d == 0)
 
 
 def test_the_cuda_kernel_for_grouped_int4_has_no_launch_class() -> None:
