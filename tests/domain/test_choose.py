@@ -363,6 +363,17 @@ def test_a_pair_that_loses_to_the_default_under_one_assumption_is_refused() -> N
     assert not choices.improves
 
 
+def test_without_a_veto_the_assumptions_only_rank() -> None:
+    up = Candidates((A, B), (5.0, 5.1), None, [(9.0, 6.0)])
+    down = Candidates((A, B), (5.0, 5.1), None, [(9.0, 6.0)])
+    default = DefaultConfig(DEFAULT, 8.0, alternatives_us=(5.0,))
+    point = Point(8, up, down, default, default)
+    (vetoed,) = choose([point], one_file=True, noise=0.01).entries
+    assert vetoed.reason is Reason.DEFAULT_KEPT
+    (ranked,) = choose([point], one_file=True, noise=0.01, veto=False).entries
+    assert ranked.pair == Pair(B, B)
+
+
 def test_configs_with_tma_are_not_added_up() -> None:
     tma = KernelConfig(64, 128, 64, 1, use_tma=True)
     choices = choose([point(8, {tma: 1.0, A: 50.0}, {tma: 1.0, A: 50.0})], one_file=False, noise=0.01)

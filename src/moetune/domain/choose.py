@@ -179,6 +179,7 @@ def choose(
     noise: float,
     tie: float | None = None,
     first_few: int = FIRST_FEW,
+    veto: bool = True,
 ) -> Choices:
     """Choose up and down together for each m.
 
@@ -194,6 +195,8 @@ def choose(
         noise: relative difference of two times that means nothing.
         tie: relative difference of score that counts as a tie; None: the noise.
         first_few: with alternatives, how many pairs by score the best worst case is sought among.
+        veto: refuse a pair that loses to the default under any one alternative; False: alternatives
+            only rank the first few.
 
     Raises:
         NothingRunsError: when an m has neither a candidate nor a default that can run.
@@ -202,7 +205,7 @@ def choose(
         raise ValueError(f"noise is {noise}")
     pairings = Pairings()
     ordered = [
-        _Field(point, pairings, one_file, noise, noise if tie is None else tie, first_few)
+        _Field(point, pairings, one_file, noise, noise if tie is None else tie, first_few, veto)
         for point in sorted(points, key=lambda point: point.m)
     ]
     entries: list[Choice] = []
@@ -258,7 +261,14 @@ class _Field:
     """One m, prepared: which pairs may take the default's place, and how good each is."""
 
     def __init__(
-        self, point: Point, pairings: Pairings, one_file: bool, noise: float, tie: float, first_few: int
+        self,
+        point: Point,
+        pairings: Pairings,
+        one_file: bool,
+        noise: float,
+        tie: float,
+        first_few: int,
+        veto: bool,
     ) -> None:
         self.m = point.m
         self.up = _Side(point.up, point.default_up, pairings)
@@ -270,7 +280,7 @@ class _Field:
         # vLLM's defaults of the grouped int4 kernel: no entry of the one file can say both.
         self.is_split = one_file and self.default.up != self.default.down
         self._check()
-        self._set_bars(noise)
+        self._set_bars(noise, veto)
         front = self._front(self.up.score, self.down.score, first_few)
         # Where the score and the time disagree about what beats the default, the fastest still may.
         self.front = front or self._front(self.up.time, self.down.time, first_few)
@@ -288,7 +298,7 @@ class _Field:
         if not self.is_split and self.default.up.block_size_m != self.default.down.block_size_m:
             raise ValueError("the default pair disagrees on BLOCK_SIZE_M")
 
-    def _set_bars(self, noise: float) -> None:
+    def _set_bars(self, noise: float, veto: bool) -> None:
         """What a pair must stay under to take the default's place."""
         up, down = self.up.default, self.down.default
         self.default_us: float | None = None
@@ -301,6 +311,8 @@ class _Field:
             return  # it cannot be kept, so that nothing has to beat it
         self.time_bar = self.default_us * (1 - noise)
         self.score_bar = ((self.up.default_score or 0.0) + (self.down.default_score or 0.0)) * (1 - noise)
+        if not veto:
+            return
         alternatives = zip(up.alternatives_us, down.alternatives_us, strict=True)
         self.scenario_bars = [(of_up + of_down) * (1 + noise) for of_up, of_down in alternatives]
 

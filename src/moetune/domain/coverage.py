@@ -117,6 +117,7 @@ def choose_covering(
     noise: float,
     tie: float | None = None,
     first_few: int = FIRST_FEW,
+    veto: bool = True,
     max_added: int = MAX_ADDED,
 ) -> Covered:
     """Choose for each key, and add keys until no m is served worse than by the default.
@@ -132,13 +133,16 @@ def choose_covering(
         noise: see `choose`.
         tie: see `choose`.
         first_few: see `choose`.
+        veto: see `choose`.
         max_added: keys to add at most.
     """
     points = {m: point_at(m) for m in ms}
     asked = frozenset(points)
     probed: set[int] = set()
     while True:
-        choices = choose(list(points.values()), one_file=one_file, noise=noise, tie=tie, first_few=first_few)
+        choices = choose(
+            list(points.values()), one_file=one_file, noise=noise, tie=tie, first_few=first_few, veto=veto
+        )
         probes = probe_ms(choices.up, switches, largest_m)
         probed.update(probes)
         shortfalls = check_coverage(choices.up, choices.down, default_at, times_at, probes, noise=noise)
