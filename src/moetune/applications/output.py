@@ -11,6 +11,7 @@ from moetune.applications.atomic import Places, open_places
 from moetune.applications.provenance import (
     LIMITS,
     SUFFIX,
+    Borrowed,
     Kind,
     Provenance,
     Recorded,
@@ -62,7 +63,7 @@ class TableFile:
 
     path: str
     text: str
-    provenance: Provenance
+    provenance: Provenance | Borrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +208,13 @@ def _conflict(file: TableFile, content: bytes, recorded: Recorded | None) -> str
         said = differences(identity(file.provenance.problem), recorded.identity)
         return f"is for another problem that shares its name: {said or 'by its fingerprint'}"
     if _knows_less(file.provenance, recorded):
-        return "holds measured configs, and these are predicted"
+        return f"holds {recorded.kind.value} configs, and these are {file.provenance.kind.value}"
     return ""
 
 
-def _knows_less(provenance: Provenance, recorded: Recorded) -> bool:
-    return provenance.kind is Kind.PREDICTED and recorded.kind is Kind.MEASURED
+def _knows_less(provenance: Provenance | Borrowed, recorded: Recorded) -> bool:
+    kinds = list(Kind)  # in ascending order of what they know
+    return kinds.index(provenance.kind) < kinds.index(recorded.kind)
 
 
 def _recorded(content: bytes | None, source: str) -> Recorded | None:

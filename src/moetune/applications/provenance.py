@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from moetune.domain.problem import Kernel, Problem
 
 SCHEMA = "moetune.provenance/1"
+BORROWED_SCHEMA = "moetune.borrowed/1"
 SUFFIX = ".provenance.json"
 LIMITS = JsonLimits(max_bytes=1 << 20, max_depth=16)
 
@@ -36,6 +37,7 @@ LIMITS = JsonLimits(max_bytes=1 << 20, max_depth=16)
 class Kind(str, Enum):
     """Where times come from."""
 
+    BORROWED = "borrowed"
     PREDICTED = "predicted"
     MEASURED = "measured"
 
@@ -115,11 +117,66 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The file that a config file was borrowed from.
+
+    Attributes:
+        server: whose file it was.
+        file_name: its name.
+        directory: of its Triton version; empty where the server has none.
+        sha256: of its bytes.
+    """
+
+    server: str
+    file_name: str
+    directory: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedEntry:
+    """What became of one entry: `kernel` is `up`, `down` or `both`."""
+
+    m: int
+    kernel: str
+    action: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """What is known about a config file that was made from one of another GPU, server or Triton version.
+
+    Attributes:
+        kernels: the kernels that the file is for.
+        problem: what it is for now; K and topk are 0 and 1 where nobody said them.
+        complete: K and topk are known.
+        origins: the files it was made from.
+        entries: what became of each entry.
+        model: name of the checkpoint, where one was given.
+        checks: what was asked of the configs.
+    """
+
+    kernels: tuple[Kernel, ...]
+    problem: Problem
+    complete: bool
+    origins: tuple[Origin, ...]
+    entries: tuple[BorrowedEntry, ...]
+    model: str | None = None
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Borrowed: nobody has timed it here."""
+        return Kind.BORROWED
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """What a provenance file says that decides whether its config file may be replaced.
 
     Attributes:
-        kind: predicted or measured.
+        kind: borrowed, predicted or measured.
         fingerprint: of the problem.
         identity: the problem as it was when the file was written.
         config_sha256: of the config file that it stands beside.
@@ -143,9 +200,35 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def render_provenance(provenance: Provenance, config_text: str) -> str:
+def render_provenance(provenance: Provenance | Borrowed, config_text: str) -> str:
     """The text of the provenance file of a config file with that text."""
-    document = {
+    if isinstance(provenance, Borrowed):
+        document = _borrowed_document(provenance, config_text)
+    else:
+        document = _document(provenance, config_text)
+    return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _borrowed_document(borrowed: Borrowed, config_text: str) -> dict[str, Any]:
+    return {
+        "schema": BORROWED_SCHEMA,
+        "moetune": moetune.__version__,
+        "kind": borrowed.kind.value,
+        "verified": False,
+        "kernels": list(borrowed.kernels),
+        "config_sha256": text_sha256(config_text),
+        "fingerprint": fingerprint(borrowed.problem),
+        "identity": identity(borrowed.problem),
+        "problem": problem_to_json(borrowed.problem) if borrowed.complete else None,
+        "model": borrowed.model,
+        "origins": to_json(borrowed.origins),
+        "checks": to_json(borrowed.checks),
+        "entries": to_json(borrowed.entries),
+    }
+
+
+def _document(provenance: Provenance, config_text: str) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "moetune": moetune.__version__,
         "kind": provenance.kind.value,
@@ -163,7 +246,6 @@ def render_provenance(provenance: Provenance, config_text: str) -> str:
         "shortfalls": list(provenance.shortfalls),
         "entries": [rounded(_entry(choice)) for choice in provenance.choices.entries],
     }
-    return json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def read_provenance(text: str | bytes, source: str) -> Recorded:
@@ -175,7 +257,7 @@ def read_provenance(text: str | bytes, source: str) -> Recorded:
     document = load_json_object(text, source, LIMITS)
     where = printable(source, 400)
     schema = document.get("schema")
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, BORROWED_SCHEMA):
         raise InputError(f"{where} has the schema {printable(str(schema), 40)!r}, not {SCHEMA}")
     kinds = {kind.value: kind for kind in Kind}
     digest, config_sha256 = document.get("fingerprint"), document.get("config_sha256")
