@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import torch
 
 from moetune.domain.config import KernelConfig
@@ -14,6 +17,37 @@ from tests.measure.interpreted import Case, Outcome
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
 _GUARD = 64
 _GUARD_VALUE = 12345.0
+
+
+_PROT_NONE = 0
+_guards: list[mmap.mmap] = []
+
+
+def _guarded(values: torch.Tensor) -> torch.Tensor:
+    """The same values in memory that ends where reading is a fault, each row followed by NaN.
+
+    A masked column may be read and thrown away without a trace in the result; here it shows.
+    """
+    *lead, columns = values.shape
+    padding = torch.full((*lead, 16), float("nan")).to(values.dtype)
+    # Row by row with NaN between, but for the last row, which ends at the guard.
+    wide = torch.cat((values, padding), dim=-1).contiguous()
+    used = wide.numel() - 16
+    size = used * values.element_size()
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    region = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    _guards.append(region)  # a tensor does not keep it alive
+    raw = torch.frombuffer(region, dtype=torch.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.mprotect(
+        ctypes.c_void_p(raw.data_ptr() + pages), ctypes.c_size_t(mmap.PAGESIZE), ctypes.c_int(_PROT_NONE)
+    )
+    assert not failed, ctypes.get_errno()
+    raw[pages - size : pages] = wide.view(torch.uint8).reshape(-1)[:size]
+    strides = list(wide.stride())
+    result = raw[pages - size : pages].view(values.dtype).as_strided((*lead, columns), strides)
+    assert torch.equal(result.float(), values.float())
+    return result
 
 
 def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -> Outcome:
@@ -42,8 +76,11 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
 
     operand = _TYPES[case.operand]
     output = torch.float16 if case.operand == "fp16" else torch.bfloat16
-    x = normal(rows, case.k).to(operand).to(device)
-    weights = normal(case.experts, case.n, case.k).to(operand).to(device)
+    x = normal(rows, case.k).to(operand)
+    weights = normal(case.experts, case.n, case.k).to(operand)
+    if device == "cpu":
+        x, weights = _guarded(x), _guarded(weights)
+    x, weights = x.to(device), weights.to(device)
     x_scales = weight_scales = None
     if case.block:
         groups, blocks = -(-case.k // case.block), -(-case.n // case.block)
