@@ -1,4 +1,4 @@
-"""Winners of other people's searches: the tuned files in published wheels, with random runnable configs beside them.
+"""Winners of other people's searches: the tuned files in published wheels, and random configs beside them.
 
 A file names E and N of one rank, the GPU and the type of the weights, but neither K nor topk: those
 are taken from the packaged checkpoints that shard to the same E and N, else from the checkpoint
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moetune.applications.checkpoints import resolve
-from moetune.domain.config import KernelConfig
+from moetune.domain.config import CONFIG_KEYS, KernelConfig
 from moetune.domain.errors import MoetuneError
 from moetune.domain.features import features, launch_arrays
 from moetune.domain.gpu import FilledGpu, filled, find_gpu
@@ -33,7 +33,8 @@ from moetune.servers.registry import open_server
 FloatArray = NDArray[np.float64]
 _NAME = re.compile(
     r"E=(?P<E>\d+),N=(?P<N>\d+),device_name=(?P<device>[^,]+?)(?:,dtype=(?P<dtype>\w+))?"
-    r"(?:,block_shape=\[(?P<bn>\d+), ?(?P<bk>\d+)\])?(?P<channel>,per_channel_quant=True)?(?P<down>_down)?\.json"
+    r"(?:,block_shape=\[(?P<bn>\d+), ?(?P<bk>\d+)\])?"
+    r"(?P<channel>,per_channel_quant=True)?(?P<down>_down)?\.json"
 )
 RELEASES = (("sglang", "0.5.23"), ("vllm", "0.33.0"))
 
@@ -56,6 +57,7 @@ class Published:
 
     @property
     def family(self) -> str:
+        """Architecture, A100 apart from the other sm_8x, both Blackwell ones of data centres together."""
         cc = self.problem.gpu.compute_capability
         assert cc is not None
         return {10: "sm_100", 8: "sm_80" if cc == (8, 0) else "sm_89"}.get(cc[0], f"sm_{cc[0]}{cc[1]}")
@@ -159,12 +161,7 @@ def _entries(
     for key, entry in table.items():
         if not key.isdigit() or not isinstance(entry, dict) or entry.get("USE_TMA"):
             continue
-        fields = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-        winner = KernelConfig(
-            *(int(entry[field]) for field in fields),
-            int(entry.get("num_warps", 4)),
-            int(entry.get("num_stages", 3)),
-        )
+        winner = KernelConfig.from_json({key: entry[key] for key in entry if key in CONFIG_KEYS}, name)
         yield Published(problem, server_name, name, kernels, int(key), winner)
 
 

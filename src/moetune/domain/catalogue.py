@@ -7,7 +7,7 @@ names only, each with the first release that has it (`first..last` where a later
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping  # noqa: TC003 - dataclass fields are read at run time by callers
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources

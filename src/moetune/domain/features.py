@@ -1,4 +1,4 @@
-"""Dimensionless features of a launch, from physics: what a performance model can carry over to other shapes and GPUs.
+"""Dimensionless features of a launch, from physics: what carries over to other shapes and GPUs.
 
 Every feature is a ratio or the logarithm of one: times over the roofline floor, tiles over what
 the GPU holds at once, bytes in flight over what the memory needs to be kept busy, block sizes over
@@ -27,8 +27,8 @@ KERNEL_OVERHEAD_US = 2.0
 """A kernel in a graph that does nothing takes about this on an H200; it keeps the floor off zero."""
 REGISTERS_PER_SM = 65536
 RESIDENT = {
-    (8, 0): (64, 32), (8, 6): (48, 16), (8, 7): (48, 16), (8, 9): (48, 24), (9, 0): (64, 32), (10, 0): (64, 32),
-    (10, 3): (64, 32), (11, 0): (48, 24), (12, 0): (48, 24), (12, 1): (48, 24),
+    (8, 0): (64, 32), (8, 6): (48, 16), (8, 7): (48, 16), (8, 9): (48, 24), (9, 0): (64, 32),
+    (10, 0): (64, 32), (10, 3): (64, 32), (11, 0): (48, 24), (12, 0): (48, 24), (12, 1): (48, 24),
 }  # fmt: skip
 """Warps and blocks that one multiprocessor holds (CUDA programming guide, technical specifications)."""
 _PATHS = {DotPath.MMA_SYNC: 0, DotPath.WGMMA: 1, DotPath.TCGEN05: 2}
@@ -78,12 +78,26 @@ def launch_arrays(launches: Sequence[Launch], compute_capability: tuple[int, int
     ]
     columns = np.asarray(rows, dtype=np.float64).reshape(len(rows), 9).T
     first = launches[0]
-    return LaunchArrays(*columns, first.a_bits / 8, first.b_bits / 8, float(first.block_k))
+    block_m, block_n, block_k, group_m, num_warps, num_stages, swap_ab, path, smem_bytes = columns
+    return LaunchArrays(
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        group_m=group_m,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        swap_ab=swap_ab,
+        tensor_core_path=path,
+        smem_bytes=smem_bytes,
+        a_bytes=first.a_bits / 8,
+        b_bytes=first.b_bits / 8,
+        scale_group=float(first.block_k),
+    )
 
 
 @lru_cache(maxsize=512)
 def _row_distribution(m: int, share: float) -> FloatArray:
-    """Probability that more than j of m tokens go to one expert, `[m + 1]`, each token with probability `share`."""
+    """Probability that more than j of m tokens go to one expert, `[m + 1]`, each with probability `share`."""
     share = min(max(share, 1e-12), 1.0)
     if share >= 1.0:
         return np.concatenate([np.ones(m), np.zeros(1)])
@@ -91,7 +105,8 @@ def _row_distribution(m: int, share: float) -> FloatArray:
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, m + 1, dtype=np.float64)))])
     log_choose = log_factorial[m] - log_factorial - log_factorial[::-1]
     probability = np.exp(log_choose + counts * np.log(share) + (m - counts) * np.log1p(-share))
-    return np.clip(1.0 - np.cumsum(probability), 0.0, 1.0)
+    beyond: FloatArray = np.clip(1.0 - np.cumsum(probability), 0.0, 1.0)
+    return beyond
 
 
 @lru_cache(maxsize=4096)
@@ -151,13 +166,14 @@ FEATURES = (
     "row_padding", "column_padding", "k_padding", "padded_compute_over_floor", "l2_traffic_over_floor",
     "k_iterations", "stages_over_iterations", "accumulators", "smem_share", "occupancy", "warps_per_sm",
     "tiles_per_sm", "waves", "wave_tail", "bytes_in_flight", "latency_over_floor", "idle_blocks",
-    "tile_intensity", "m_tiles_per_expert", "group_over_m_tiles", "n_tiles", "active_share", "weights_over_l2",
-    "balance", "bandwidth_per_sm",
+    "tile_intensity", "m_tiles_per_expert", "group_over_m_tiles", "n_tiles", "active_share",
+    "weights_over_l2", "balance", "bandwidth_per_sm",
 )  # fmt: skip
 
 
 def _log(values: FloatArray | float) -> FloatArray:
-    return np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1e-9))
+    logs: FloatArray = np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1e-9))
+    return logs
 
 
 def features(
@@ -233,11 +249,13 @@ def features(
         _log(iterations * a.block_k / k), _log(padded_us / done.floor_us), _log(l2_us / done.floor_us),
         _log(iterations), a.num_stages / iterations, _log(accumulators), a.smem_bytes / gpu.smem_per_sm_bytes,
         _log(occupancy), _log(resident * a.num_warps),
-        _log(tiles_per_sm), _log(waves), np.where(waves > 12, 0.0, _log(rounds / np.maximum(waves, 1e-9)).clip(0, 4)),
+        _log(tiles_per_sm), _log(waves),
+        np.where(waves > 12, 0.0, _log(rounds / np.maximum(waves, 1e-9)).clip(0, 4)),
         _log(in_flight / needed_in_flight), _log(latency_us / done.floor_us), _log(launched / tiles),
         _log(a.block_m * a.block_n / (a.block_m + a.block_n)), _log(m_tiles / done.active_experts),
         _log(np.minimum(a.group_m, m_tiles) / np.maximum(m_tiles / done.active_experts, 1.0)),
-        _log(n_tiles), ones * _log(done.active_experts / problem.E), ones * _log(done.active_experts * expert_bytes / gpu.l2_bytes),
+        _log(n_tiles), ones * _log(done.active_experts / problem.E),
+        ones * _log(done.active_experts * expert_bytes / gpu.l2_bytes),
         ones * _log(rate * 1e3 / gpu.mem_bw_gbps), ones * _log(gpu.mem_bw_gbps / gpu.sm_count),
     ]  # fmt: skip
     return np.stack(columns, axis=1), done

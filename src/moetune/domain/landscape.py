@@ -123,9 +123,27 @@ def _problem(facts: Mapping[str, Any], source: str) -> Problem:
         ep=whole("ep", 1),
         activation_dtype=dtype if plain else Dtype.BF16,
         quantization=Quantization(
-            dtype=dtype, block_shape=(shape[0], shape[1]) if shape else None, dynamic_activation=None if plain else True
+            dtype=dtype,
+            block_shape=(shape[0], shape[1]) if shape else None,
+            dynamic_activation=None if plain else True,
         ),
     )
+
+
+def _whole_m(text: str) -> int:
+    m = int(text)
+    if m < 1:
+        raise ValueError(f"{m} is no number of tokens")
+    return m
+
+
+def _time_us(text: str) -> float | None:
+    if not text:
+        return None
+    time_us = float(text)
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise ValueError(f"{time_us} is no time")
+    return time_us
 
 
 def _times(text: str, source: str) -> dict[tuple[Kernel, int], dict[KernelConfig, float | None]]:
@@ -137,12 +155,10 @@ def _times(text: str, source: str) -> dict[tuple[Kernel, int], dict[KernelConfig
     kernels: dict[str, Kernel] = {kernel: kernel for kernel in KERNELS}
     try:
         for row in reader:
-            key = (kernels[row["kernel"]], int(row["m"]))
-            config = KernelConfig(*(int(row[column]) for column in _CONFIG_COLUMNS))
-            time_us = float(row["median_us"]) if row["median_us"] else None
-            if time_us is not None and not (math.isfinite(time_us) and time_us > 0):
-                raise ValueError(f"{time_us} is no time")
-            times.setdefault(key, {})[config] = time_us
+            key = (kernels[row["kernel"]], _whole_m(row["m"]))
+            m, n, k, group, warps, stages = (int(row[column]) for column in _CONFIG_COLUMNS)
+            config = KernelConfig(m, n, k, group, warps, stages)
+            times.setdefault(key, {})[config] = _time_us(row["median_us"])
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise InputError(
             f"{printable(source, 400)}, line {reader.line_num}: {printable(str(error), 100)}"

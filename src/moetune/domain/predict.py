@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 FIRST_FEW = 256
 """Launches that all members of the ensembles look at; the others are ranked by one of each head."""
+SPREAD_PENALTY = 0.5
+"""Standard deviations over the members by which a config is put back."""
 _ALIKE_GPU, _OTHER_GPU, _OTHER_DTYPE = 0.3, 1.0, 0.5
 _SHAPE_SCALE = np.array([4.0, 3.0, 2.0, 3.0])
 _NEAR_SHAPE = 0.5
@@ -103,7 +105,8 @@ class Ensemble:
             second += self.b2[member]
             np.maximum(second, 0.0, out=second)
             answers.append(second @ self.w3[member] + self.b3[member])
-        return np.stack(answers).astype(np.float64).clip(_MIN_LOG, _MAX_LOG)
+        stacked: FloatArray = np.stack(answers).astype(np.float64).clip(_MIN_LOG, _MAX_LOG)
+        return stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class PerformanceModel:
                 raise ValueError(
                     "the performance model was trained on other features: run `python -m training.train`"
                 )
-            heads = [
+            time_head, winner_head = (
                 Ensemble(
                     *(
                         arrays[f"{head}_{part}"].astype(np.float32)
@@ -174,14 +177,20 @@ class PerformanceModel:
                     )
                 )
                 for head in ("time", "winner")
-            ]
+            )
             ground = Ground(
                 arrays["ground_shapes"].astype(np.float64),
                 tuple(arrays["ground_dtypes"].tolist()),
                 tuple(arrays["ground_gpus"].tolist()),
                 tuple(arrays["ground_compute_capabilities"].tolist()),
             )
-            return cls(arrays["mean"].astype(np.float64), arrays["scale"].astype(np.float64), *heads, ground)
+            return cls(
+                arrays["mean"].astype(np.float64),
+                arrays["scale"].astype(np.float64),
+                time_head,
+                winner_head,
+                ground,
+            )
 
     def predict(self, problem: Problem, kernel: Kernel, m: int, launches: Sequence[Launch]) -> Prediction:
         """Predict the time of n launches of one kernel at one m.
@@ -203,7 +212,7 @@ class PerformanceModel:
         else:
             scenarios = self.blend(inputs, weight, None)
         log_time = scenarios.mean(0)
-        score = log_time + 0.5 * scenarios.std(0)
+        score = log_time + SPREAD_PENALTY * scenarios.std(0)
         return Prediction(
             np.exp(log_time) * done.floor_us,
             np.exp(score) * done.floor_us,

@@ -51,7 +51,7 @@ _WEIGHT_BITS = {
     Dtype.GGUF: 4,
     Dtype.BITSANDBYTES: 4,
 }
-_ACTIVATION_BITS = {dtype: 16 for dtype in Dtype} | {
+_ACTIVATION_BITS = dict.fromkeys(Dtype, 16) | {
     Dtype.FP32: 32,
     Dtype.FP8_W8A8: 8,
     Dtype.INT8_W8A8: 8,

@@ -59,7 +59,8 @@ def config_points(configs: Sequence[KernelConfig], lengths: Sequence[float]) -> 
         )
         for config in configs
     ]
-    return np.asarray(rows, dtype=np.float64).reshape(len(rows), 6) / np.asarray(lengths)
+    points: FloatArray = np.asarray(rows, dtype=np.float64).reshape(len(rows), 6) / np.asarray(lengths)
+    return points
 
 
 class Residuals:
@@ -82,7 +83,7 @@ class Residuals:
         self._spread = spread
         self._configs = np.zeros(0, dtype=np.intp)
         self._ms = np.zeros(0, dtype=np.intp)
-        self._factor = np.zeros((0, 0))
+        self._whiten = np.zeros((0, 0))
         self._weights = np.zeros(0)
 
     def _covariance(
@@ -110,10 +111,9 @@ class Residuals:
         self._configs, self._ms = np.asarray(configs, dtype=np.intp), np.asarray(ms, dtype=np.intp)
         covariance = self._covariance(self._configs, self._ms, self._configs, self._ms)
         covariance[np.diag_indices_from(covariance)] += self._spread.noise**2
-        self._factor = np.linalg.cholesky(covariance)
-        self._weights = np.linalg.solve(
-            self._factor.T, np.linalg.solve(self._factor, np.asarray(errors, dtype=np.float64))
-        )
+        # The factor is inverted once: every m asks for it afterwards.
+        self._whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+        self._weights = self._whiten.T @ (self._whiten @ np.asarray(errors, dtype=np.float64))
 
     def expect(self, configs: NDArray[np.intp], m: int) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of the error of some configs at one m, `[n]` each."""
@@ -122,5 +122,5 @@ class Residuals:
         if not len(self._configs):
             return np.zeros(len(configs)), np.full(len(configs), math.sqrt(prior))
         across = self._covariance(configs, np.full(len(configs), m), self._configs, self._ms)
-        explained = np.square(np.linalg.solve(self._factor, across.T)).sum(0)
+        explained = np.square(across @ self._whiten.T).sum(1)
         return across @ self._weights, np.sqrt(np.maximum(prior - explained, 1e-10))

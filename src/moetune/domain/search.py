@@ -10,7 +10,8 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as default
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -65,7 +66,7 @@ class Strategy(Protocol):
         ...
 
     def choose(self, m: int) -> KernelConfig | None:
-        """The config for that m: the best measured, the first by score where nothing was; None if nothing runs."""
+        """The best measured config for that m, the first by score where none was; None if nothing runs."""
         ...
 
 
@@ -74,10 +75,10 @@ class Book:
     """Measurements so far, and the choice that follows from them."""
 
     field: Field
-    times_us: dict[tuple[int, int], float] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
-    asked: set[tuple[int, int]] = field(default_factory=set)
-    places: dict[KernelConfig, int] = field(default_factory=dict)
+    times_us: dict[tuple[int, int], float] = default(default_factory=dict)
+    failed: set[int] = default(default_factory=set)
+    asked: set[tuple[int, int]] = default(default_factory=set)
+    places: dict[KernelConfig, int] = default(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.places = {config: place for place, config in enumerate(self.field.configs)}
@@ -101,8 +102,9 @@ class Book:
         row = self.field.ms.index(m)
         measured = {place: time for (at, place), time in self.times_us.items() if at == row}
         if measured:
-            return self.field.configs[min(measured, key=lambda place: (measured[place], place))]
-        for place in np.argsort(self.field.score[row], kind="stable").tolist():
+            best = min(measured, key=lambda place: (measured[place], place))
+            return self.field.configs[best]
+        for place in map(int, np.argsort(self.field.score[row], kind="stable")):
             if place not in self.failed and (row, place) not in self.asked:
                 return self.field.configs[place]
         return None
@@ -259,7 +261,8 @@ class GuidedSearch:
         places = self._candidates[row]
         best = min((time for (at, _), time in self._book.times_us.items() if at == row), default=None)
         if best is None:
-            return -self._log_score[row, places]
+            first: FloatArray = -self._log_score[row, places]
+            return first
         inner = np.asarray([self._inner[int(place)] for place in places], dtype=np.intp)
         error, deviation = self._residuals.expect(inner, row)
         ahead = math.log(best) - (self._log_predicted[row, places] + error)
