@@ -24,6 +24,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "doctor": Verb("moetune.cli.doctor:doctor", "Read a server's log: what is wrong, and what mends it."),
     "plan": Verb("moetune.cli.plan:plan", "What the server runs and looks for, and what tuning would gain."),
     "tune": Verb("moetune.cli.tune:tune", "Find a model's configs and write the server's files."),
     "lint": Verb("moetune.cli.lint:lint", "Config files: what cannot run, what a server will never read."),
@@ -31,6 +32,7 @@ VERBS = {
         "moetune.cli.borrow:borrow", "Make files of another GPU, server or Triton version safe here."
     ),
     "replay": Verb("moetune.cli.replay:replay", "Run the search strategy on a recorded landscape."),
+    "explain": Verb("moetune.cli.explain:explain", "What the code of a finding means."),
 }
 
 _EPILOG = """\b

@@ -1,0 +1,313 @@
+"""From a file that a server looked for back to what would make it: release, GPU, model, split, dtype.
+
+Every answer is tried forwards: a split counts only if the server's own rules give exactly the file
+name that stands in the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.gpu import Gpu, find_gpu
+from moetune.domain.model import ExpertLayer, read_expert_layer
+from moetune.domain.packaged_models import find_packaged, packaged_models
+from moetune.domain.problem import Parallelism, Problem
+from moetune.domain.quantization_names import parse_quantization
+from moetune.domain.version import parse_release
+from moetune.servers.protocol import ServerOptions
+from moetune.servers.registry import open_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from moetune.applications.doctor_facts import Crash, ServerFacts, Shape, Start
+    from moetune.domain.version import Release
+    from moetune.servers.log_events import ConfigName
+    from moetune.servers.protocol import Server
+
+MAX_TP = 64
+_MAX_DP = 16
+_MAX_MODELS = 3
+
+# Releases that a log can be of, oldest first: those whose rules differ and are known.
+_RELEASES = {
+    "sglang": tuple(f"0.5.{patch}" for patch in range(1, 24)),
+    "vllm": ("0.10.2", "0.11.0", "0.11.1", "0.12.0", "0.13.0", "0.14.0", "0.20.0", "0.27.1", "0.33.0"),
+}
+# `--quant` for a dtype tag: with a block, per channel, plain.
+_QUANT = {
+    "fp8_w8a8": ("fp8-block", "fp8-channel", "fp8"),
+    "int8_w8a8": ("int8-block", "int8", "int8"),
+    "int4_w4a16": ("int4_w4a16", "int4_w4a16", "int4_w4a16"),
+    "int8_w8a16": ("int8_w8a16", "int8_w8a16", "int8_w8a16"),
+    "fp8_w8a16": ("fp8_w8a16", "fp8_w8a16", "fp8_w8a16"),
+    "float32": ("fp32", "fp32", "fp32"),
+    "": ("bf16", "bf16", "bf16"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a person says beside the log.
+
+    Attributes:
+        model: as for `moetune tune`, None: what the log says.
+        gpu: name of the GPU, None: what the file names say.
+        server_version: None: what the log says.
+        compute_capability: for a GPU that the registry lacks.
+    """
+
+    model: str | None = None
+    gpu: str | None = None
+    server_version: str | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionGuess:
+    """A release, and how sure it is.
+
+    Attributes:
+        version: for commands.
+        text: for people.
+        exact: the log says the number, or a person did.
+    """
+
+    version: str
+    text: str
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A split of a model that gives the file of the log.
+
+    Attributes:
+        quant: `--quant`, empty where the checkpoint's own is right.
+        unfused: with --disable-shared-experts-fusion.
+        problem: what the server computes with it.
+    """
+
+    tp: int
+    ep: int
+    dp: int
+    quant: str
+    unfused: bool
+    problem: Problem
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        sizes = {"tp": self.tp, "ep": self.ep, "dp": self.dp}
+        said = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp"]
+        return ", ".join(said) + (", shared experts not fused" if self.unfused else "")
+
+
+def guess_version(
+    facts: ServerFacts, known: Known, explains: Callable[[Crash, Server], bool] | None = None
+) -> VersionGuess:
+    """The release of a server: said, or between bounds that its lines set.
+
+    Args:
+        facts: of the server.
+        known: what a person says beside the log.
+        explains: whether the default of a release explains a crash: such releases are meant then.
+    """
+    if known.server_version:
+        return VersionGuess(known.server_version, known.server_version, True)
+    if facts.exact:
+        return VersionGuess(facts.exact, facts.exact, True)
+    every = _RELEASES[facts.name]
+    fitting = [
+        text
+        for text in every
+        if facts.since <= parse_release(text) and (not facts.until or parse_release(text) <= facts.until)
+    ] or list(every)
+    triton = running_triton(facts)
+    fitting = [text for text in fitting if open_server(facts.name, text).triton_version == triton] or fitting
+    for crash in facts.crashes.values():
+        if explains is not None and crash.resources is not None:
+            fitting = [text for text in fitting if explains(crash, open_server(facts.name, text))] or fitting
+    if len(fitting) == 1:
+        return VersionGuess(fitting[0], f"{fitting[0]} (by its lines)", False)
+    if len(fitting) == len(every):
+        return VersionGuess(fitting[-1], "of unknown release", False)
+    return VersionGuess(fitting[-1], f"between {fitting[0]} and {fitting[-1]} (by its lines)", False)
+
+
+def running_triton(facts: ServerFacts) -> str:
+    """The Triton that the server runs, where its directories tell; else empty."""
+    wanted = [s.name.triton for s in facts.shapes.values() if s.outcome != "found" and s.name.triton]
+    found = [s.name.triton for s in facts.shapes.values() if s.outcome == "found" and s.name.triton]
+    return next(iter(wanted or found), "")
+
+
+def gpu_of(device: str, known: Known) -> tuple[Gpu, bool]:
+    """The GPU of a file name, and whether the registry has it."""
+    name = known.gpu or device
+    try:
+        return find_gpu(name, compute_capability=known.compute_capability), True
+    except MoetuneError:
+        return Gpu(torch_name=device.replace("_", " ")), False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGuess:
+    """A model, and where it is known from.
+
+    Attributes:
+        name: for commands, empty when the log names none.
+        layer: its expert layer, None where it is not packaged: a log's path is never opened.
+        note: what was assumed.
+    """
+
+    name: str
+    layer: ExpertLayer | None
+    note: str = ""
+
+
+def guess_model(start: Start | None, known: Known) -> ModelGuess:
+    """The model of a start."""
+    if known.model is not None:
+        from moetune.applications.checkpoints import resolve
+
+        return ModelGuess(known.model, resolve(known.model))
+    name = start.text("model_path", "model", "model_tag") if start is not None else ""
+    return packaged_layer(name)
+
+
+def packaged_layer(name: str) -> ModelGuess:
+    """A model that a log names, from the packaged checkpoints only."""
+    if not name:
+        return ModelGuess("", None)
+    exact = find_packaged(name)
+    found = exact or find_packaged(name.rstrip("/").rpartition("/")[2])
+    if found is None:
+        return ModelGuess(name, None)
+    layer = _layer(found.name)
+    if layer is None or exact is not None:
+        return ModelGuess(name, layer)
+    return ModelGuess(name, layer, f"taken for {found.name} by the last part of its path")
+
+
+def _layer(packaged: str) -> ExpertLayer | None:
+    model = packaged_models()[packaged]
+    try:
+        return read_expert_layer(
+            model.config, name=packaged, source="packaged", hf_quant_config=model.hf_quant_config
+        )
+    except MoetuneError:
+        return None
+
+
+def quant_name(name: ConfigName) -> str:
+    """`--quant` that gives the dtype, block and channel parts of a file name."""
+    blocked, channel, plain = _QUANT.get(name.dtype, ("", "", ""))
+    if name.block_shape and blocked.endswith("-block"):
+        return f"{blocked}[{name.block_shape[0]},{name.block_shape[1]}]"
+    return channel if name.per_channel else plain
+
+
+def solve(shape: Shape, layer: ExpertLayer, server: Server, gpu: Gpu, start: Start | None) -> tuple[Fit, ...]:
+    """Splits of a model that give the shape's file, those that the log itself names first.
+
+    What the log says of tp, ep and dp is tried alone first; where nothing fits it, everything is.
+    """
+    for quant in ("", quant_name(shape.name)):
+        try:
+            tried = replace(layer, quantization=parse_quantization(quant)) if quant else layer
+        except MoetuneError:
+            continue
+        for free in (False, True):
+            fits = tuple(_fits(shape.name, tried, quant, server, gpu, start, free=free))
+            if fits:
+                fewest = min((fit.unfused, fit.dp) for fit in fits)
+                return tuple(fit for fit in fits if free or (fit.unfused, fit.dp) == fewest)
+    return ()
+
+
+def _fits(
+    name: ConfigName,
+    layer: ExpertLayer,
+    quant: str,
+    server: Server,
+    gpu: Gpu,
+    start: Start | None,
+    *,
+    free: bool,
+) -> Iterator[Fit]:
+    redundant = (start.number("ep_num_redundant_experts") or 0) if start is not None else 0
+    unfused = start is not None and start.values.get("disable_shared_experts_fusion") == "True"
+    for off in dict.fromkeys((unfused, not unfused) if layer.num_shared_experts else (unfused,)):
+        options = ServerOptions(disable_shared_experts_fusion=off)
+        seen = False
+        for split in _splits(server, start, free=free):
+            if not _plausible(name, layer, server, split, redundant):
+                continue
+            try:
+                problem = server.problem(layer, replace(split, redundant_experts=redundant), gpu, options)
+                fits = server.file_name(problem, name.kernel) == name.file
+            except MoetuneError:
+                continue
+            if fits:
+                seen = True
+                yield Fit(split.tp, split.ep, split.dp, quant, off, problem)
+        if seen:
+            return
+
+
+def _plausible(
+    name: ConfigName, layer: ExpertLayer, server: Server, split: Parallelism, redundant: int
+) -> bool:
+    """A cheap look at E, before the server's own rules are asked."""
+    ranks = split.ep if server.name != "vllm" else split.tp * split.dp if split.ep > 1 else 1
+    return abs(name.E * ranks - layer.num_experts - redundant) <= ranks * layer.num_shared_experts
+
+
+def _splits(server: Server, start: Start | None, *, free: bool) -> Iterator[Parallelism]:
+    said: dict[str, int | None] = {"tp": None, "ep": None, "dp": None}
+    if start is not None and not free:
+        said["tp"] = start.number("tp_size", "tensor_parallel_size")
+        said["dp"] = start.number("dp_size", "data_parallel_size")
+        said["ep"] = start.number("ep_size")
+        expert_parallel = start.values.get("enable_expert_parallel")
+        if expert_parallel is not None:
+            said["ep"] = 2 if expert_parallel == "True" else 1
+    elif not free:
+        return
+    if server.name == "vllm":
+        for dp in (said["dp"],) if said["dp"] else range(1, _MAX_DP + 1):
+            for tp in (said["tp"],) if said["tp"] else range(1, MAX_TP + 1):
+                for ep in (said["ep"],) if said["ep"] else (1, 2):
+                    yield Parallelism(tp, ep, dp)
+        return
+    for tp in (said["tp"],) if said["tp"] else range(1, MAX_TP + 1):
+        divisors = [ep for ep in range(1, tp + 1) if tp % ep == 0]
+        for ep in (said["ep"],) if said["ep"] else divisors:
+            # SGLang's dp changes neither E nor N.
+            yield Parallelism(tp, ep)
+
+
+def models_that_fit(shape: Shape, server: Server, gpu: Gpu) -> tuple[tuple[str, Fit], ...]:
+    """Packaged checkpoints that give the file as they are, with the smallest split of each."""
+    found = []
+    for name in packaged_models():
+        layer = _layer(name)
+        if layer is None or layer.num_experts < shape.name.E - 2 * layer.num_shared_experts:
+            continue
+        fits = tuple(_fits(shape.name, layer, "", server, gpu, None, free=True))
+        if fits:
+            found.append((name, min(fits, key=lambda fit: (fit.unfused, fit.tp * fit.dp))))
+        if len(found) > _MAX_MODELS:
+            break
+    return tuple(found)
+
+
+def release_of(version: str) -> Release:
+    """The numbers of a version; of one that cannot be read the highest there are."""
+    try:
+        return parse_release(version)
+    except MoetuneError:
+        return (999,)
