@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -244,12 +245,26 @@ class TestCompiling:
         assert "PassManager" in tuned.compiled[0].replaced[0]
         assert "1 did not compile" in tuned.compiled[0].text
 
+    def test_what_fails_is_not_tried_again_with_another_group_size(
+        self, tmp_path: Path, compiler: Callable[[Check], list[Launch]]
+    ) -> None:
+        seen = compiler(
+            lambda launch: FAILS if launch.kernel == "up" and launch.config.num_stages == 3 else OK
+        )
+        tune(tmp_path, compile_configs=True)
+        failed = [launch.config for launch in seen if launch.kernel == "up" and launch.config.num_stages == 3]
+        assert failed
+        assert len({replace(config, group_size_m=1) for config in failed}) == len(failed)
+
     def test_what_compiles_but_does_not_fit_is_replaced(
         self, tmp_path: Path, compiler: Callable[[Check], list[Launch]]
     ) -> None:
+        first = tune(tmp_path / "first").plan.gpus[0].predicted
+        assert first is not None
+        bad = first.choices.entries[-1].pair.down
         large = CompileResult(CompileStatus.OK, shared_bytes=200_000)
-        compiler(lambda launch: large if launch.config.num_stages == 3 else OK)
-        tuned = tune(tmp_path, compile_configs=True)
+        compiler(lambda launch: large if (launch.kernel, launch.config) == ("down", bad) else OK)
+        tuned = tune(tmp_path / "out", compile_configs=True)
         assert any("200000 bytes" in why for why in tuned.compiled[0].replaced)
 
     def test_a_compiler_that_refuses_everything_ends_without_files(

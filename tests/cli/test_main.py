@@ -170,7 +170,7 @@ def test_ctrl_c_leaves_nothing_and_says_how_to_go_on(tmp_path: Path) -> None:
         os.close(lock)
     assert process.returncode == 130, err
     assert out == ""
-    assert err.startswith("interrupted: ")
+    assert err.lstrip().startswith("interrupted: ")
     assert f"moetune tune {MODEL} --tp 4" in err
     assert "Traceback" not in err
     assert list(folder.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.cli.output import Sink, clean
+from moetune.cli.output import Prose, Sink, clean
 from moetune.cli.tables import Column, Table, render_table
 
 HOSTILE = [
@@ -79,7 +79,16 @@ def test_report_mode_prints_no_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_fields_leave_out_empty_values_and_repeated_names(capsys: pytest.CaptureFixture[str]) -> None:
     Sink().fields([("one", "1"), ("none", ""), ("long name", "2"), ("long name", "3")])
-    assert capsys.readouterr().out == "  one        1\n  long name  2\n             3\n"
+    assert capsys.readouterr().out == "  one           1\n  long name     2\n                3\n"
+
+
+def test_prose_is_broken_between_words_and_other_values_never(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "many words " * 20
+    Sink().fields([("prose", Prose(text)), ("path", text)])
+    *prose, path = capsys.readouterr().out.splitlines()
+    assert max(map(len, prose)) <= 80
+    assert len(path) > 200
+    assert " ".join(" ".join(prose).split()[1:]) == text.strip()
 
 
 def test_colour_only_on_a_terminal_or_when_asked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from moetune.applications.request import Request, TuneRequest
 from moetune.domain.codec import to_json
 from moetune.domain.compilation import CompileStatus
 from moetune.domain.problem import KERNELS, Kernel
+from moetune.domain.space import search_axes
 from moetune.servers.protocol import Outcome
 from moetune.servers.registry import open_server
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from moetune.applications.compiling import CompilePool
-    from moetune.applications.predicting import Forecast
+    from moetune.applications.predicting import Forecast, Rejected
     from moetune.domain.choose import Pair
     from moetune.domain.compilation import CompileResult
     from moetune.domain.config import ConfigTable, KernelConfig
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from moetune.servers.protocol import Server
 
 SCHEMA = "moetune.tune/1"
-MAX_ROUNDS = 5
+MAX_ROUNDS = 8
 """How often what does not compile is replaced before the problem is given up."""
 
 _BAD = frozenset(
@@ -169,7 +170,7 @@ class _Compiler:
         self._server, self._problem, self._enabled, self._pool = server, problem, enabled, pool
         self._results: dict[Launch, CompileResult] = {}
         self._chosen: frozenset[Launch] = frozenset()
-        self._rejected: dict[tuple[Kernel, KernelConfig], str] = {}
+        self._failed: dict[tuple[Kernel, KernelConfig], str] = {}
 
     def settle(self, forecast: Forecast, keys: Keys) -> Predicted:
         """Choose, compile, and choose again without what does not compile.
@@ -178,11 +179,21 @@ class _Compiler:
             NothingFitsError: when that does not come to an end.
         """
         for _ in range(MAX_ROUNDS):
-            predicted = forecast.tables(keys, keys.ms[-1], frozenset(self._rejected))
+            predicted = forecast.tables(keys, keys.ms[-1], self._rejected())
             if not self._enabled or not self._compile(predicted):
                 return predicted
-        why = next(iter(self._rejected.values()))
-        raise NothingFitsError(f"{len(self._rejected)} configs were compiled and none would do: {why}")
+        why = next(iter(self._failed.values()))
+        raise NothingFitsError(f"{len(self._failed)} of the best configs do not compile: {why}")
+
+    def _rejected(self) -> Rejected:
+        """What failed, whatever its GROUP_SIZE_M: that changes nothing for the compiler."""
+        groups = search_axes(self._problem.gpu).group_size_m
+        alike = {
+            (kernel, replace(config, group_size_m=group))
+            for kernel, config in self._failed
+            for group in groups
+        }
+        return frozenset(alike | self._failed.keys())
 
     def _compile(self, predicted: Predicted) -> bool:
         """Compile what is new, and say whether something has to be replaced."""
@@ -196,7 +207,7 @@ class _Compiler:
         bad = {launch: why for launch in launches if (why := self._why_bad(launch))}
         for launch, why in bad.items():
             kernel, pair = launches[launch]
-            self._rejected[kernel, pair.up if kernel == "up" else pair.down] = why
+            self._failed[kernel, pair.up if kernel == "up" else pair.down] = why
         return bool(bad)
 
     def _launch(self, kernel: Kernel, pair: Pair) -> Launch:
@@ -226,7 +237,7 @@ class _Compiler:
             compiled=compiled,
             unchecked=len(unchecked),
             why_unchecked="; ".join(reasons) if self._enabled else "--no-compile",
-            replaced=tuple(f"{kernel} {config}: {why}" for (kernel, config), why in self._rejected.items()),
+            replaced=tuple(f"{kernel} {config}: {why}" for (kernel, config), why in self._failed.items()),
         )
 
 
