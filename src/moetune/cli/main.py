@@ -103,6 +103,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    # numpy's matrices are small here: more threads gain nothing alone, cost twentyfold on a busy
+    # machine, and add up in another order, which could change the last digit of a prediction.
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets an escape, never an exception.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
