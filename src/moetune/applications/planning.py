@@ -9,13 +9,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from moetune import __version__
+from moetune.applications.catalogue import nearby
 from moetune.applications.checkpoints import resolve
 from moetune.applications.environment import (
     SERVERS,
     Installed,
     config_trees,
     find_installed,
-    nearby_files,
 )
 from moetune.applications.predicting import NothingFitsError, Predicted, forecast, keys_for
 from moetune.domain.codec import to_json
@@ -70,7 +70,7 @@ class PlannedFile:
     Attributes:
         path: below the directory that the server's variable can name.
         lookup: what the server's own lookup does as things stand.
-        nearby: files of sibling GPUs for the same shape, nearest first.
+        nearby: published files of this GPU, its siblings and neighbouring shapes, nearest first.
     """
 
     kernel: Kernel
@@ -289,7 +289,7 @@ def _files(
             kernel=kernel,
             path=server.file_path(problem, kernel),
             lookup=server.lookup(problem, kernel, trees, options),
-            nearby=tuple(islice(nearby_files(server, problem, kernel, trees), _NEARBY)),
+            nearby=tuple(islice(nearby(server, problem, kernel, trees), _NEARBY)),
         )
         for kernel in KERNELS
         if kernel == "up" or server.separate_down_file
