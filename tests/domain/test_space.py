@@ -228,3 +228,12 @@ def test_the_runnable_grid_is_what_ran_when_all_of_it_was_tried() -> None:
         }
         assert runnable == ran & set(sglang_grid())
         assert len(runnable) == 1276
+
+
+def test_where_nothing_was_measured_only_values_that_published_files_hold_are_searched() -> None:
+    unmeasured, wider = search_axes(RTX, measured=False), search_axes(RTX)
+    assert set(unmeasured.num_warps) == {4, 8}
+    assert set(wider.num_warps) > set(unmeasured.num_warps)
+    assert set(unmeasured.grid()) < set(wider.grid())
+    assert 32 in unmeasured.block_size_k
+    assert 32 not in search_axes(H200, measured=False).block_size_k

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping  # noqa: TC003 - dataclass fields are read at run time by callers
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -115,13 +115,21 @@ class Forecast:
         server: the release whose launches and defaults count.
         problem: the problem.
         model: the performance model.
+        start_from: configs to look at beside those of the search space.
 
     Raises:
         NothingFitsError: when no config can run at all.
     """
 
-    def __init__(self, server: Server, problem: Problem, model: PerformanceModel) -> None:
+    def __init__(
+        self,
+        server: Server,
+        problem: Problem,
+        model: PerformanceModel,
+        start_from: Sequence[KernelConfig] = (),
+    ) -> None:
         self._server, self._problem, self._model = server, problem, model
+        self._start_from = start_from
         self._triton = parse_release(server.triton_version)
         self.refused: Counter[str] = Counter()
         self._launches = {kernel: self._worth_trying(kernel) for kernel in KERNELS}
@@ -172,7 +180,8 @@ class Forecast:
         gpu = self._problem.gpu
         reasons: dict[KernelConfig, str] = {}
         launches = []
-        for config in search_axes(gpu).grid():
+        measured = self._model.familiarity(self._problem).distance < 1
+        for config in dict.fromkeys((*search_axes(gpu, measured=measured).grid(), *self._start_from)):
             try:
                 launch = self._server.launch(self._problem, kernel, config)
             except ConfigFileError:
@@ -280,8 +289,13 @@ def keys_for(server: Server, problem: Problem, largest_m: int, own: Sequence[tup
     return m_keys(server.default_switches(problem), largest_m, own)
 
 
-def forecast(server: Server, problem: Problem, model: PerformanceModel | None = None) -> Forecast:
-    """Prepare the predictions of a problem.
+def forecast(
+    server: Server,
+    problem: Problem,
+    model: PerformanceModel | None = None,
+    start_from: Sequence[KernelConfig] = (),
+) -> Forecast:
+    """Prepare the predictions of a problem; `start_from` adds candidates to the search space.
 
     Raises:
         NothingFitsError: when no config can run at all, with the reason.
@@ -289,4 +303,4 @@ def forecast(server: Server, problem: Problem, model: PerformanceModel | None = 
     violation = dtype_violation(problem.quantization.dtype, problem.gpu)
     if violation is not None:
         raise NothingFitsError(violation.text)
-    return Forecast(server, problem, PerformanceModel.load() if model is None else model)
+    return Forecast(server, problem, PerformanceModel.load() if model is None else model, start_from)

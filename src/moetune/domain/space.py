@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from typing import TYPE_CHECKING
@@ -81,6 +81,13 @@ SMALL_SHARED_MEMORY_AXES = Axes(
 tile leaves no stages otherwise: 13 of the 92 bf16 entries that ship for sm_120 in the sglang 0.5.23 and vllm
 0.33.0 wheels use it."""
 
+UNMEASURED_AXES = replace(
+    WIDER_AXES, group_size_m=(1, 8, 16, 32, 64), num_warps=(4, 8), num_stages=(2, 3, 4, 5)
+)
+"""What published tuned files of every GPU family hold (sglang 0.5.23 and vllm 0.33.0 wheels; GROUP_SIZE_M 8
+is the servers' default): where nothing was measured, a prediction for any other value would rest on one GPU
+of another architecture."""
+
 _SMALL_SHARED_MEMORY_BYTES = 128 * 1024
 
 
@@ -89,10 +96,17 @@ def sglang_grid() -> Iterator[KernelConfig]:
     return SGLANG_AXES.grid()
 
 
-def search_axes(gpu: Gpu) -> Axes:
-    """The axes worth searching on a GPU: SGLang's and what measurements or published files add."""
+def search_axes(gpu: Gpu, *, measured: bool = True) -> Axes:
+    """The axes worth searching on a GPU: SGLang's and what measurements or published files add.
+
+    Args:
+        gpu: the GPU.
+        measured: whether anything was, or can be, measured on such a GPU.
+    """
     limit = _smem_limit_bytes(gpu)
-    return SMALL_SHARED_MEMORY_AXES if limit and limit < _SMALL_SHARED_MEMORY_BYTES else WIDER_AXES
+    axes = WIDER_AXES if measured else UNMEASURED_AXES
+    small = limit is not None and limit < _SMALL_SHARED_MEMORY_BYTES
+    return replace(axes, block_size_k=SMALL_SHARED_MEMORY_AXES.block_size_k) if small else axes
 
 
 class Kind(str, Enum):
