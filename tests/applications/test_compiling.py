@@ -44,7 +44,8 @@ PROBLEM = Problem(
 # A compiler that says hello and does what BLOCK_SIZE_N tells it to: 16 aborts, 32 never ends,
 # 64 prints what is no JSON, 128 says what its working directory and variables are, 256 answers after 0.2 s.
 FAKE = textwrap.dedent("""
-    import json, os, sys, time
+    import json, os, resource, sys, time
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(json.dumps({"triton": "fake"}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -91,12 +92,12 @@ def test_the_real_compiler_answers_for_a_gpu_that_is_not_here() -> None:
 def test_case_40_a_crash_and_a_hang_cost_one_candidate_each() -> None:
     aborts, hangs, talks = launch(16, 16), launch(16, 32), launch(16, 64)
     fine = [launch(2**i, 512) for i in range(4, 9)]
-    results = compile_check([aborts, hangs, talks, *fine], PROBLEM, fake_pool(each=1.0))
+    results = compile_check([aborts, hangs, talks, *fine], PROBLEM, fake_pool(each=4.0))
     assert len(results) == 8
     assert results[aborts].status is CompileStatus.CRASHED
     assert f"signal {signal.SIGABRT.value}" in results[aborts].message
     assert results[hangs].status is CompileStatus.TIMED_OUT
-    assert "1 s" in results[hangs].message
+    assert "4 s" in results[hangs].message
     assert results[talks].status is CompileStatus.CRASHED
     for good in fine:
         assert results[good].status is CompileStatus.OK

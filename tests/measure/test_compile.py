@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -165,8 +166,14 @@ def test_pdl_waits_for_the_kernel_before_and_lets_the_next_one_start() -> None:
     mma = "mma.sync"
     assert ptx["early"].index("launch_dependents") < ptx["early"].index(mma)
     assert ptx["late"].rindex("launch_dependents") > ptx["late"].rindex(mma)
-    result = compile_launch(replace(task(replace(launch, pdl=True), 90), pdl_early=True), Depth.BINARY)
-    assert result.status is CompileStatus.OK
+
+
+@pytest.mark.parametrize("pdl", [True, False])
+def test_the_launch_attribute_of_pdl_is_part_of_the_binary(pdl: bool, tmp_path: Path) -> None:
+    launch = replace(bf16(16, 32, 64, 4, 2), pdl=pdl)
+    assert compile_launch(task(launch, 90), Depth.BINARY).status is CompileStatus.OK
+    (metadata,) = (tmp_path / "cache").glob("*/moe_grouped_gemm.json")
+    assert json.loads(metadata.read_text())["launch_pdl"] is pdl
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ WORKER = ("-m", "moetune.measure.compile")
 
 NO_TRITON = "no Triton here"
 _START_SECONDS = 60.0
+_LAST_SECONDS = 5.0
 _MAX_ANSWER_BYTES = 1 << 20
 _STARTS = 2
 """Workers in a row that may die before they say hello."""
@@ -81,7 +82,7 @@ class CompilePool:
 
     def compile(self, tasks: Iterable[CompileTask]) -> dict[CompileTask, CompileResult]:
         """Compile tasks, the largest tiles first, since they take longest."""
-        ordered = sorted(set(tasks), key=_order)
+        ordered = sorted(set(tasks), key=longest_first)
         if not ordered:
             return {}
         if self.python == sys.executable and importlib.util.find_spec("triton") is None:
@@ -97,7 +98,8 @@ def _without_group(task: CompileTask) -> CompileTask:
     return replace(task, launch=replace(task.launch, config=config))
 
 
-def _order(task: CompileTask) -> tuple[int, str]:
+def longest_first(task: CompileTask) -> tuple[int, str]:
+    """Orders tasks by the size of their tiles, which decides how long they take."""
     config = task.launch.config
     return -config.block_size_m * config.block_size_n * config.block_size_k, repr(task)
 
@@ -116,7 +118,7 @@ def _worker_environment(folder: str, variables: Mapping[str, str]) -> dict[str, 
     return {**kept, "TRITON_CACHE_DIR": folder, "TMPDIR": folder, "PYTHONSAFEPATH": "1", **variables}
 
 
-class _Worker:
+class CompileProcess:
     """One process and the task it works on."""
 
     def __init__(self, pool: CompilePool, folder: str) -> None:
@@ -181,7 +183,7 @@ class _Run:
         self._found: dict[CompileTask, CompileResult] = {}
         self._count = len(tasks)
         self._selector = selectors.DefaultSelector()
-        self._workers: set[_Worker] = set()
+        self._workers: set[CompileProcess] = set()
         self._failed_starts = 0
         budget = pool.budget_seconds
         self._end = time.monotonic() + budget if budget is not None else None
@@ -217,7 +219,7 @@ class _Run:
         idle = sum(worker.task is None for worker in self._workers)
         most = self._pool.workers or os.cpu_count() or 1
         for _ in range(min(most - len(self._workers), len(self._waiting) - idle)):
-            worker = _Worker(self._pool, self._folder)
+            worker = CompileProcess(self._pool, self._folder)
             self._workers.add(worker)
             self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
 
@@ -227,7 +229,7 @@ class _Run:
             ends.append(self._end)
         return max(min(ends) - time.monotonic(), 0.0)
 
-    def _hear(self, worker: _Worker) -> None:
+    def _hear(self, worker: CompileProcess) -> None:
         messages = worker.read()
         if messages is None:
             self._lose(worker, CompileStatus.CRASHED)
@@ -249,13 +251,13 @@ class _Run:
         for worker in [worker for worker in self._workers if worker.deadline <= now]:
             self._lose(worker, CompileStatus.TIMED_OUT)
 
-    def _lose(self, worker: _Worker, status: CompileStatus) -> None:
+    def _lose(self, worker: CompileProcess, status: CompileStatus) -> None:
         self._selector.unregister(worker.stdout)
         self._workers.remove(worker)
         # One that closed its output is about to be gone: let it, or its exit status would be ours.
         if status is CompileStatus.CRASHED:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=1)
+                worker.process.wait(timeout=_LAST_SECONDS)
         code = worker.end()
         if worker.task is None:
             self._failed_starts += not worker.greeted
@@ -266,12 +268,13 @@ class _Run:
             message=(
                 f"still compiling after {self._pool.seconds_each:g} s"
                 if status is CompileStatus.TIMED_OUT
-                else printable(f"the compiling process ended with {_exit_text(code)}")
+                else printable(f"the compiling process ended with {exit_text(code)}")
             ),
         )
 
 
-def _exit_text(code: int) -> str:
+def exit_text(code: int) -> str:
+    """How a process ended, in words."""
     return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
