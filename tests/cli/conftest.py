@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +17,9 @@ from tests.doubles import ModelDouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MODEL = "Qwen/Qwen3.5-122B-A10B"
+LANDSCAPE = Path(__file__).parents[2] / "training" / "landscapes" / "qwen3.5-122b-a10b_tp4_bf16_h200.csv.gz"
 RTX = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 
 

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from referencing import Registry, Resource
 
-from tests.cli.conftest import MODEL, RTX
+from tests.cli.conftest import LANDSCAPE, MODEL, RTX, moetune
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Result
 
-NAMES = ("common", "plan", "tune", "error", "provenance")
+NAMES = ("common", "plan", "tune", "replay", "error", "provenance")
 
 
 def load(name: str) -> dict[str, Any]:
@@ -80,6 +80,14 @@ def test_plan_and_tune_obey_their_schemas(case: str, command: Callable[..., Resu
     for path in tmp_path.rglob("*.provenance.json"):
         validate(json.loads(path.read_text()), "provenance")
     assert bool(document["written"]) is document["gains"]
+
+
+def test_a_replay_obeys_its_schema(tmp_path: Path) -> None:
+    result = moetune("replay", str(LANDSCAPE), "--measurements", "2", "--json", cwd=tmp_path)
+    assert result.code == 0
+    document = json.loads(result.out)
+    validate(document, "replay")
+    assert len(document["problems"]) == 12
 
 
 def test_an_error_obeys_its_schema(command: Callable[..., Result]) -> None:
