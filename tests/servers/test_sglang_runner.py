@@ -385,7 +385,7 @@ def setups() -> Iterator[tuple[str, Setup]]:
         for deployment in DEPLOYMENTS:
             for capability in (90,) if deployment.get("rocm") else (80, 90, 100, 110, 120):
                 # The second half of the deployments is asked where something can happen.
-                if deployment and capability in (80, 110):
+                if deployment and capability not in (90, 100):
                     continue
                 yield (
                     name,
@@ -411,7 +411,7 @@ def test_overrides_equal_the_servers_own(version: str) -> None:
             continue
         compared += 1
         assert ours == theirs, (version, name, setup)
-    assert compared > 8000
+    assert compared > 6000
     assert refused < compared / 10
 
 
