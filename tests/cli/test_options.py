@@ -59,8 +59,9 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "out": (["--out", "there"], "out", "there"),
     "force": (["--force"], "force", True),
     "compile_configs": (["--no-compile"], "compile_configs", False),
+    "start_from": (["--start-from", "a.json", "--start-from", "b"], "start_from", ("a.json", "b")),
 }
-ONLY_TUNE = {"out", "force", "compile_configs"}
+ONLY_TUNE = {"out", "force", "compile_configs", "start_from"}
 
 
 def parse(command: click.Command, arguments: list[str], kind: type[Request]) -> Request:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping  # noqa: TC003 - dataclass fields are read at run time by callers
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
-from pathlib import Path  # noqa: TC003
+from pathlib import Path
 
 from moetune.domain.errors import InputError
 from moetune.domain.keys import LARGEST_M, Traffic, parse_traffic
@@ -186,8 +186,10 @@ class TuneRequest(Request):
         out: the directory below which the server's files go.
         force: replace files of another problem or another origin.
         compile_configs: compile what is chosen before it is written, where Triton is installed.
+        start_from: config files whose entries are candidates too, of any server and GPU.
     """
 
     out: str | Path = DEFAULT_OUT
     force: bool = False
     compile_configs: bool = True
+    start_from: tuple[str | Path, ...] = ()

@@ -14,6 +14,7 @@ from moetune.applications.planning import GpuPlan, Plan, make_plan
 from moetune.applications.predicting import NOISE, NothingFitsError, Predicted, forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Familiarity, Kind, Provenance
 from moetune.applications.request import Request, TuneRequest
+from moetune.applications.start_from import configs_of
 from moetune.domain.codec import to_json
 from moetune.domain.compilation import CompileStatus
 from moetune.domain.problem import KERNELS, Kernel
@@ -137,11 +138,12 @@ def tune_request(
     environ = os.environ if environ is None else environ
     out = Path(request.out)
     reports: dict[str, CompileReport] = {}
+    start_from = configs_of(map(Path, request.start_from)) if request.start_from else ()
 
     def predictor(_: Request, server: Server, problem: Problem) -> Predicted:
         keys = keys_for(server, problem, request.max_m, request.traffic)
         compiler = _Compiler(server, problem, request.compile_configs, pool)
-        predicted = compiler.settle(forecast(server, problem), keys)
+        predicted = compiler.settle(forecast(server, problem, start_from=start_from), keys)
         reports[problem.gpu.torch_name] = compiler.report()
         return predicted
 

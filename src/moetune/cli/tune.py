@@ -34,6 +34,12 @@ _TUNE = (
     click.option("--out", metavar="DIR", default=DEFAULT_OUT, show_default=True, help="Where they go."),
     click.option("--force", is_flag=True, help="Replace files of another problem or another origin."),
     click.option(
+        "--start-from",
+        metavar="FILE",
+        multiple=True,
+        help="Config files whose entries are candidates too; repeatable.",
+    ),
+    click.option(
         "--compile/--no-compile",
         "compile_configs",
         default=True,
