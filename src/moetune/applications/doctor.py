@@ -54,7 +54,7 @@ class ServerDiagnosis:
         version: for commands.
         version_text: how the release is known.
         version_exact: the log says the number, or the user did.
-        triton_version: of its directories, else what the release pins.
+        triton_version: of its directories, else what a known release pins; empty when nothing tells.
         gpus: as its file names spell them.
         model: as it was started, empty when the log does not say.
         architecture: class name of the model.
@@ -178,7 +178,7 @@ def read_logs(logs: Sequence[str], stream: IO[bytes] | None = None) -> LogFacts:
                 reader.take(hit)
         if source is not None:
             reader.facts.sources.append(source)
-    return reader.facts
+    return reader.finish()
 
 
 def _judge(
@@ -196,7 +196,7 @@ def _judge(
         version=version.version,
         version_text=version.text,
         version_exact=version.exact,
-        triton_version=server.triton_version,
+        triton_version=server.triton_version if version.exact or running_triton(facts) else "",
         gpus=tuple(dict.fromkeys(printable(gpu, 100) for gpu in gpus)),
         model=_model_name(facts, known),
         architecture=facts.architecture,

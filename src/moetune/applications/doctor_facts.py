@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from moetune.domain.log_lines import body, joinings
+from moetune.domain.log_lines import body, joinings, read_line, records
 from moetune.servers import log_events as say
 from moetune.servers.log_crashes import NEEDLES, Fault, fault_of
 from moetune.servers.log_crashes import RULES as CRASHES
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 GRAMMARS: tuple[say.LogGrammar, ...] = (SGLangLogGrammar(), VllmLogGrammar())
 ALL_NEEDLES = frozenset({needle for grammar in GRAMMARS for needle in grammar.needles} | set(NEEDLES))
 
+_LINE_ENDS = re.compile(r"[\r\n]+")
 _REACH = 200  # lines between a frame of a traceback and its last line
 _MAX_SHAPES = 512
 _MAX_CRASHES = 64
@@ -153,14 +155,28 @@ class LogReader:
         self._used: tuple[str, int] = ("", 0)
         self._server: say.ServerName | None = None
 
+    def finish(self) -> LogFacts:
+        """What all the lines add up to: a crash before any line of a server belongs to the only one."""
+        if len(self.facts.servers) == 1:
+            (server,) = self.facts.servers.values()
+            for key, crash in self.facts.orphans.items():
+                server.crashes.setdefault(key, crash)
+            self.facts.orphans.clear()
+        return self.facts
+
     def take(self, hit: Hit) -> None:
         """Read a line, joined with what continues it where it says nothing by itself."""
         if self._used[0] == hit.source.name and hit.number <= self._used[1]:
             return
-        for text in hit.line.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")[:1024]:
-            events = self._read(text) or self._joined(hit, text)
-            for event in events:
-                self._note(event, hit)
+        pieces = [part for text in _LINE_ENDS.split(hit.line.text)[:1024] for part in records(text)]
+        for number, text in enumerate(pieces):
+            record = hit
+            if number:
+                line = read_line(text.encode("utf-8", "replace"))
+                record = replace(hit, line=line, before=())
+                text = line.text
+            for event in self._read(text) or self._joined(record, text):
+                self._note(event, record)
 
     def _read(self, text: str) -> tuple[say.Event, ...]:
         message = body(text)

@@ -13,7 +13,7 @@ from moetune.applications.doctor_moot import (
     runner_by_arguments,
     telling_arguments,
 )
-from moetune.applications.doctor_resources import guilty
+from moetune.applications.doctor_resources import guilty, lookalike
 from moetune.applications.doctor_solve import release_of
 from moetune.domain.finding_codes import find_code
 from moetune.domain.findings import Finding
@@ -298,7 +298,9 @@ class Judge:
                 f"a Triton kernel needs {needs.required} of {needs.resource}, {needs.limit} are there, and "
                 "nothing shows that it is the fused-MoE kernel"
             )
-            return make_finding("MOE003", message, crash.where, facts=numbers), None
+            alike = lookalike(crash, self._server)
+            facts = (*numbers, *((("but", alike),) if alike else ()))
+            return make_finding("MOE003", message, crash.where, facts=facts), None
         shape = culprit.shape
         job = self._jobs.of(shape) if shape is not None else Job("", ())
         facts = (*numbers, *culprit.facts, *job.facts)
@@ -311,7 +313,7 @@ class Judge:
             code = "MOE001"
         else:
             message = f"{culprit.text} needs {needs.required} of {needs.resource}, {needs.limit} are there"
-            code = "MOE002"
+            code = "MOE002" if shape is not None else "MOE013"
         mend = job.command or self._jobs.ask_for_model()
         finding = make_finding(
             code, message, crash.where, facts=facts, cost="the server does not run", mend=mend
@@ -331,7 +333,7 @@ class Judge:
                 mend="",
             )
         elif refused:
-            asked = facts.fusion.get("asked", "") or "by a flag"
+            asked = facts.fusion.get("asked", "") or "by a flag or by default"
             yield make_finding(
                 "MOE035",
                 f"all-reduce fusion was asked for and refused: {refused}",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from moetune.servers.protocol import Server
 
 _MAX_LISTED = 6
+_MAX_FITTING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Jobs:
             fits = () if layer is None else solve(shape, layer, self._server, gpu, start)
             if layer is not None and fits:
                 facts.append(("solved", _solved(shape, candidate.name, fits)))
-                return Job(self._tune(candidate.name, fits[0], gpu, layer), tuple(facts))
+                command = self._tune(candidate.name, fits[0], gpu, layer)
+                return Job(self._of_vendor(command, gpu, facts), tuple(facts))
         name = shape.name
         facts.append(("solved", f"no split of {model.name} gives E={name.E}, N={name.N}: by hand then"))
         command = by_hand_command(
@@ -120,7 +122,15 @@ class Jobs:
             server_words(self._server, self._version, gpu, self._known.compute_capability),
             self._facts,
         )
-        return Job(command, tuple(facts))
+        return Job(self._of_vendor(command, gpu, facts), tuple(facts))
+
+    def _of_vendor(self, command: str, gpu: Gpu, facts: list[tuple[str, str]]) -> str:
+        """For other vendors than NVIDIA there are names, lookups and borrowing only."""
+        if gpu.vendor == "NVIDIA":
+            return command
+        facts.append(("GPU", f"for {gpu.vendor} nothing is tuned here: plan shows the files of its siblings"))
+        words = shlex.split(command)
+        return shlex.join(["moetune", "plan", *words[2:-2]])
 
     def _tune(self, model: str, fit: Fit, gpu: Gpu, layer: ExpertLayer | None) -> str:
         words = server_words(self._server, self._version, gpu, self._known.compute_capability)
@@ -129,18 +139,22 @@ class Jobs:
     def _by_arguments(self, model: str, shape: Shape, gpu: Gpu, facts: list[tuple[str, str]]) -> Job:
         facts.append(("model", "not packaged, and doctor opens no path of a log: split as the log says"))
         words = server_words(self._server, self._version, gpu, self._known.compute_capability)
-        return Job(argument_command(model, words, self._facts, quant_name(shape.name)), tuple(facts))
+        command = argument_command(model, words, self._facts, quant_name(shape.name))
+        return Job(self._of_vendor(command, gpu, facts), tuple(facts))
 
     def _nameless(self, shape: Shape, gpu: Gpu, facts: list[tuple[str, str]]) -> Job:
         fitting = models_that_fit(shape, self._server, gpu)
-        for name, fit in fitting[:3]:
+        for name, fit in fitting[:_MAX_FITTING]:
             facts.append(("would fit", f"{name}, {fit.text}"))
+        if len(fitting) > _MAX_FITTING:
+            facts.append(("would fit", f"and {len(fitting) - _MAX_FITTING} more of the packaged checkpoints"))
         facts.append(("model", "the log does not name it"))
         if len(fitting) != 1:
             return Job(self.ask_for_model(), tuple(facts))
         facts[-1] = ("model", "the log does not name it: this is the only packaged one that gives the file")
         name, fit = fitting[0]
-        return Job(self._tune(name, fit, gpu, packaged_layer(name).layer), tuple(facts))
+        command = self._tune(name, fit, gpu, packaged_layer(name).layer)
+        return Job(self._of_vendor(command, gpu, facts), tuple(facts))
 
 
 def _solved(shape: Shape, model: str, fits: tuple[Fit, ...]) -> str:

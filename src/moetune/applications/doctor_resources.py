@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from moetune.applications.doctor_solve import gpu_of, guess_model, quant_name, solve
+from moetune.applications.doctor_solve import RELEASES, gpu_of, guess_model, quant_name, solve
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import MoetuneError
+from moetune.domain.gpu import load_registry
 from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.domain.quantization_names import parse_quantization
 from moetune.domain.resources import shared_memory_bytes
+from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     from moetune.domain.problem import Kernel
     from moetune.servers.protocol import Server
 
+_ANY_E = 128
+_ANY_N = 1024
 _ANY_K = 4096
+_USUAL = ("fp8", "bf16", "fp8-block")
 _ANY_TOPK = 8
 _TILES = (16, 32, 64, 128, 256)
 _MAX_TILES = 4
@@ -111,6 +116,44 @@ def _default(crash: Crash, shape: Shape, server: Server, facts: ServerFacts, kno
             )
             return Guilty(True, f"{config}", proof, shape)
     return None
+
+
+def lookalike(crash: Crash, server: Server) -> str:
+    """A default of the server that needs exactly what was required, on a GPU with that limit.
+
+    Nothing but the number points to it: for logs that show no lookup and no traceback.
+    """
+    assert crash.resources is not None  # asked by the caller
+    limit = crash.resources.limit
+    gpus = (gpu for gpu in load_registry() if gpu.smem_optin_bytes == limit and gpu.compute_capability)
+    gpu = next(gpus, None)
+    if gpu is None:
+        return ""
+    for version in reversed(RELEASES[server.name]):
+        release = open_server(server.name, version)
+        for quant in _USUAL:
+            problem = _plain(release, gpu, parse_quantization(quant))
+            for m in (1, *(switch + 1 for switch in release.default_switches(problem))):
+                config = release.default_config(problem, "up", m)
+                if _needs(release, problem, "up", config) == crash.resources.required:
+                    return f"the default of {server.name} {version} for {quant} experts ({config}) needs just that"
+    return ""
+
+
+def _plain(server: Server, gpu: Gpu, quantization: Quantization) -> Problem:
+    return Problem(
+        E=_ANY_E,
+        global_experts=_ANY_E,
+        topk=_ANY_TOPK,
+        K=_ANY_K,
+        N=_ANY_N,
+        file_n=_ANY_N,
+        gpu=gpu,
+        server=server.name,
+        server_version=server.version,
+        triton_version=server.triton_version,
+        quantization=quantization,
+    )
 
 
 def _entry(

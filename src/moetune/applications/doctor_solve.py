@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from moetune.servers.protocol import Server
 
 MAX_TP = 64
-_MAX_DP = 16
-_MAX_MODELS = 3
+_DP = (1, 2, 4, 8, 16)
+_PADDING = 128  # columns by which a server may fill up a slice
 
-# Releases that a log can be of, oldest first: those whose rules differ and are known.
-_RELEASES = {
-    "sglang": tuple(f"0.5.{patch}" for patch in range(1, 24)),
-    "vllm": ("0.10.2", "0.11.0", "0.11.1", "0.12.0", "0.13.0", "0.14.0", "0.20.0", "0.27.1", "0.33.0"),
+# Releases that a log can be of, oldest first: those whose wheels were read.
+RELEASES = {
+    "sglang": tuple(f"0.5.{patch}" for patch in (*range(1, 7), *range(9, 17), 18, 20, 23)),
+    "vllm": ("0.10.2", "0.11.0", "0.11.1", "0.12.0", "0.13.0", "0.20.0", "0.27.1", "0.33.0"),
 }
 # `--quant` for a dtype tag: with a block, per channel, plain.
 _QUANT = {
@@ -119,7 +119,7 @@ def guess_version(
         return VersionGuess(known.server_version, known.server_version, True)
     if facts.exact:
         return VersionGuess(facts.exact, facts.exact, True)
-    every = _RELEASES[facts.name]
+    every = RELEASES[facts.name]
     fitting = [
         text
         for text in every
@@ -261,9 +261,15 @@ def _fits(
 def _plausible(
     name: ConfigName, layer: ExpertLayer, server: Server, split: Parallelism, redundant: int
 ) -> bool:
-    """A cheap look at E, before the server's own rules are asked."""
-    ranks = split.ep if server.name != "vllm" else split.tp * split.dp if split.ep > 1 else 1
-    return abs(name.E * ranks - layer.num_experts - redundant) <= ranks * layer.num_shared_experts
+    """A cheap look at E and N, before the server's own rules are asked."""
+    if server.name == "vllm":
+        ranks = split.tp * split.dp if split.ep > 1 else 1
+        slices = 1 if split.ep > 1 else split.tp * split.dp
+    else:
+        ranks, slices = split.ep, split.tp // split.ep
+    N = layer.intermediate_size / slices
+    fits = abs(N - name.N) < _PADDING or N == 2 * name.N  # packed two to a byte
+    return fits and abs(name.E * ranks - layer.num_experts - redundant) <= ranks * layer.num_shared_experts
 
 
 def _splits(server: Server, start: Start | None, *, free: bool) -> Iterator[Parallelism]:
@@ -278,7 +284,7 @@ def _splits(server: Server, start: Start | None, *, free: bool) -> Iterator[Para
     elif not free:
         return
     if server.name == "vllm":
-        for dp in (said["dp"],) if said["dp"] else range(1, _MAX_DP + 1):
+        for dp in (said["dp"],) if said["dp"] else _DP:
             for tp in (said["tp"],) if said["tp"] else range(1, MAX_TP + 1):
                 for ep in (said["ep"],) if said["ep"] else (1, 2):
                     yield Parallelism(tp, ep, dp)
@@ -291,7 +297,7 @@ def _splits(server: Server, start: Start | None, *, free: bool) -> Iterator[Para
 
 
 def models_that_fit(shape: Shape, server: Server, gpu: Gpu) -> tuple[tuple[str, Fit], ...]:
-    """Packaged checkpoints that give the file as they are, with the smallest split of each."""
+    """Packaged checkpoints that give the file as they are, the likeliest split of each; likeliest first."""
     found = []
     for name in packaged_models():
         layer = _layer(name)
@@ -299,10 +305,14 @@ def models_that_fit(shape: Shape, server: Server, gpu: Gpu) -> tuple[tuple[str, 
             continue
         fits = tuple(_fits(shape.name, layer, "", server, gpu, None, free=True))
         if fits:
-            found.append((name, min(fits, key=lambda fit: (fit.unfused, fit.tp * fit.dp))))
-        if len(found) > _MAX_MODELS:
-            break
-    return tuple(found)
+            found.append((name, min(fits, key=_unlikely)))
+    return tuple(sorted(found, key=lambda pair: _unlikely(pair[1])))
+
+
+def _unlikely(fit: Fit) -> tuple[bool, bool, int]:
+    """Machines hold 1, 2, 4, 8, ... GPUs, and few are likelier than many."""
+    ranks = fit.tp * fit.dp
+    return ranks & (ranks - 1) != 0, fit.unfused, ranks
 
 
 def release_of(version: str) -> Release:

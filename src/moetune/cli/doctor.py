@@ -130,6 +130,8 @@ def _show(sink: Sink, diagnosis: Diagnosis) -> None:
 
 def _server_fields(server: ServerDiagnosis) -> Iterator[tuple[str, str]]:
     yield "Triton", server.triton_version
+    if not server.version_exact:
+        yield "assumed", f"--server-version {server.version}: the newest that prints such lines"
     yield "GPU", ", ".join(server.gpus)
     yield "model", server.model + (f" ({server.architecture})" if server.architecture else "")
     yield "split", ", ".join(f"{name} {size}" for name, size in server.parallelism)

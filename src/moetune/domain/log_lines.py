@@ -7,6 +7,7 @@ json-file driver, `kubectl logs --prefix` and `--timestamps`, the CRI files belo
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import dataclass
@@ -36,10 +37,21 @@ _JOURNAL = re.compile(
     r"[A-Za-z0-9][\w.-]{0,253} ([\w.@\\/-]{1,128})(?:\[\d{1,10}\])?: "
 )
 _PROCESS = re.compile(r"\(([^()\n]{0,100}?)\bpid=\d{1,10}(?:, ?ip=[\da-fA-F.:]{1,45})?\) ?")
-_RANK = re.compile(r"(?:DP|TP|EP|PP|CP)\d{1,4}|\b[Rr]ank ?\d{1,4}", re.A)
+_RANK = re.compile(r"(?:DP|TP|EP|PP|CP)\d{1,4}|\brank[= ]\d{1,4}", re.A)
+# What pasting into a web page or a mail leaves: HTML of a coloured terminal, quotation marks, and
+# colours that lost their escape character.
+_TAG = re.compile(r"</?(?:font|span|b|i|u|pre|code|br)\b[^<>\n]{0,200}>")
+_QUOTED = re.compile(r"(?:> ?){1,8}(?=\S)")
+_BARE_COLOR = re.compile(r"\[\d{1,2}(?:;\d{1,3}){0,4}m ?")
+# A record that begins inside a line: after a progress bar, or where line ends were lost.
+_INSIDE = re.compile(
+    r"(?=\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|"
+    r"\((?:Worker|VllmWorker|RayWorker|EngineCore|APIServer)[^()\n]{0,60}pid=\d)"
+)
 # How servers and Python begin a record: what follows a line without one is its continuation.
 _HEADER = re.compile(
-    r"\[" + _ISO + r"(?P<rank>(?: (?:[A-Z_]{1,16}\d{1,4})){0,8})\] ?"
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \[[\w.]{1,60}:\d"
+    r"|\[" + _ISO + r"(?P<rank>(?: (?:[A-Z_]{1,16}\d{1,4})){0,8})\] ?"
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::| \d\d-\d\d \d\d:\d\d:\d\d)"
     rf"|{_ISO}"
     r"|Traceback \(most"
@@ -93,14 +105,20 @@ def read_line(raw: bytes) -> LogLine:
             text = text[match.end() :]
         elif match := _PROCESS.match(text):
             found = _RANK.findall(match[1].replace("_", " "))
-            rank = rank or " ".join(found) or match[0].strip("() ")
-            text = text[match.end() :]
+            rank = " ".join(found) or rank or match[0].strip("() ")
+            text = _plain(text[match.end() :])
         else:
             break
     header = _HEADER.match(text)
     if header is not None and header["rank"]:
         rank = header["rank"].strip()
     return LogLine(text, rank, header is not None, continues, engine)
+
+
+def records(text: str) -> list[str]:
+    """The records of a line: one as a rule, several where a bar or a paste put them into one line."""
+    parts = _INSIDE.split(text)[:1024] if "[" in text or "(" in text else [text]
+    return [part for part in parts if part] or [text]
 
 
 def body(text: str) -> str:
@@ -131,7 +149,16 @@ def joinings(parts: Sequence[str]) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    return _ANSI.sub("", text) if "\x1b" in text else text
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if "m" in text and text.startswith("["):
+        text = _BARE_COLOR.sub("", text, count=1) if _BARE_COLOR.match(text) else text
+    if "&" in text and ";" in text:
+        text = html.unescape(text)
+    if "</" in text or "<font" in text or "<span" in text:
+        text = _TAG.sub("", text)
+    quoted = _QUOTED.match(text)
+    return text[quoted.end() :] if quoted is not None else text
 
 
 def _json_text(text: str) -> str | None:

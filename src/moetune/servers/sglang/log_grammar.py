@@ -133,6 +133,13 @@ def _default(match: re.Match[str]) -> Iterator[say.Event]:
         yield from _home(name)
 
 
+def _old_default(match: re.Match[str]) -> Iterator[say.Event]:
+    """The words of vLLM, from which 0.4 took the code: the path tells."""
+    if "sglang/" in match[1]:
+        yield from _default(match)
+        yield say.Release(_SGLANG, until=(0, 5, 1))
+
+
 def _down_false(match: re.Match[str]) -> Iterator[say.Event]:
     if (name := read_name(match[1])) is not None:
         yield say.ConfigMissing(_SGLANG, (name,), down_only=True)
@@ -289,6 +296,14 @@ RULES: tuple[Rule, ...] = (
         _default,
     ),
     Rule(
+        "Using default MoE config.",
+        re.compile(
+            r"Using default MoE config\. ?Performance might be sub-optimal! ?"
+            rf"Config file not found at {_PATH}"
+        ),
+        _old_default,
+    ),
+    Rule(
         "down_moe=False",
         re.compile(
             r"Using MoE kernel config with down_moe=False\. ?Performance might be sub-optimal! ?"
@@ -407,6 +422,7 @@ RULES: tuple[Rule, ...] = (
     Rule("WNA16", re.compile(r"Falling back to Moe WNA16 kernels"), _wna16),
     Rule("Load weight end", re.compile(r"Load weight end\..{0,80}?\btype=(\w{1,100})", re.A), _architecture),
     Rule("Load weight begin", re.compile(r"Load weight begin\. avail mem="), _seen),
+    Rule("Received sigquit from", re.compile(r"Received sigquit from a child process"), _seen),
     Rule("The server is fired up", re.compile(r"The server is fired up and ready to roll"), _ready),
     Rule(
         "sglang/",
@@ -444,6 +460,7 @@ class SGLangLogGrammar:
         b"WNA16",
         b"Load weight",
         b"The server is fired",
+        b"Received sigquit",
         b"/layers/moe/",
     )
     openers: tuple[str, ...] = (

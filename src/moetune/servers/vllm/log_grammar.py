@@ -93,6 +93,8 @@ def _found(match: re.Match[str]) -> Iterator[say.Event]:
 
 def _default(match: re.Match[str]) -> Iterator[say.Event]:
     text = match[1]
+    if "/sglang/" in text:
+        return  # SGLang 0.4 took over the words with the code
     if text.startswith("[") and "]" not in text.rpartition(".json")[2]:
         return  # the list goes on in the next line
     names = read_names(text)
@@ -274,6 +276,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("non-default args", re.compile(r"non-default args: "), _arguments),
     Rule("version", re.compile(r"vLLM (?:API )?server version (\d[\w.+]{0,60})", re.A), _version),
+    Rule("version", re.compile(r"█\s{1,4}version\s(\d[\w.+]{0,60})"), _version),  # under the logo
     Rule("Resolved architecture", re.compile(r"Resolved architecture: (\w{1,100})", re.A), _architecture),
     Rule(
         "Chunked prefill is enabled",
@@ -330,6 +333,7 @@ class VllmLogGrammar:
         b"_marlin",
         b"WNA16",
         b"LLM ",
+        b"version ",
         b"-default args",
         b"Resolved arch",
         b"Chunked prefill is",
