@@ -6,7 +6,7 @@ import hashlib
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping  # noqa: TC003 - dataclass fields are read at run time by callers
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -504,6 +504,7 @@ class _Borrowing:
             same_vendor=source.gpu.vendor == problem.gpu.vendor,
             max_m=self._request.max_m,
             model=model,
+            shared_with=self._sharing(server, problem),
         )
         if model is not None and not _can_predict(model, problem):
             borrower.forget_model()
@@ -523,6 +524,14 @@ class _Borrowing:
             self._pass(source.path, error.message)
             return None
         return offer, borrowing, files
+
+    def _sharing(self, server: Server, problem: Problem) -> tuple[Problem, ...]:
+        """What else the server reads a file of that name for: vLLM has no tag for int8_w8a8."""
+        name = parse_file_name(server.file_name(problem, "up"))
+        plain = meaning_of(server, name, problem.gpu, Sizes()) if name is not None else None
+        if plain is None or plain.problem.quantization.dtype is problem.quantization.dtype:
+            return ()
+        return (plain.problem,)
 
     def _performance_model(self, meaning: Meaning) -> PerformanceModel | None:
         gpu = meaning.problem.gpu

@@ -10,10 +10,10 @@ from moetune.applications.predicting import NOISE
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.keys import m_keys
 from moetune.domain.problem import KERNELS
-from moetune.domain.rules import nearest_runnable, uncovered
+from moetune.domain.rules import Stretch, nearest_runnable, uncovered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from moetune.applications.lint_file import FileJudge
     from moetune.domain.predict import PerformanceModel
@@ -90,6 +90,7 @@ class Borrower:
         same_vendor: on a GPU of the same vendor, whose launch options may be kept.
         max_m: the largest m that the server can meet.
         model: the performance model; None where K and topk are not known: then nothing is repaired.
+        shared_with: problems that the server would read the same file for: entries must be safe there too.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Borrower:
         same_vendor: bool,
         max_m: int,
         model: PerformanceModel | None,
+        shared_with: Sequence[Problem] = (),
     ) -> None:
         self._server, self._problem, self._judge = server, problem, judge
+        self._problems = (problem, *shared_with)
         self._same_gpu, self._same_vendor = same_gpu, same_vendor
         self._max_m, self._model = max_m, model
         self._allowed = server.allowed_keys(problem)
@@ -128,7 +131,9 @@ class Borrower:
             if made[0] is not None:
                 pairs[m] = made[0]
         if pairs:
-            changes |= self._fill(pairs, in_pair)
+            for place, filled in self._fill(pairs, in_pair).items():
+                dropped = changes.get(place)
+                changes[place] = filled if dropped is None else _instead(dropped, filled)
         tables = ConfigTable.of((m, pair.up) for m, pair in pairs.items())
         downs = ConfigTable.of((m, pair.down) for m, pair in pairs.items()) if in_pair and pairs else None
         ordered = sorted(changes.values(), key=lambda change: (change.m, change.kernel == "down"))
@@ -217,9 +222,10 @@ class Borrower:
         """What keeps a config from running right; empty when nothing does."""
         for kernel in kernels:
             given = up if kernel == "down" else None
-            for fault in self._judge.faults_of(self._problem, kernel, config, given):
-                if fault.fatal:
-                    return fault.text
+            for problem in self._problems:
+                for fault in self._judge.faults_of(problem, kernel, config, given):
+                    if fault.fatal:
+                        return fault.text
         return ""
 
     def _repair(
@@ -264,26 +270,27 @@ class Borrower:
         far = uncovered(own, self._max_m)
         wanted = m_keys(self._server.default_switches(self._problem), self._max_m).ms
         originals = dict(pairs)
-        for m in wanted:
-            if m in pairs:
-                continue
+
+        def add(m: int, *, is_far: bool) -> None:
             key = own.nearest_key(m)
             default = self._default(m)
-            is_far = any(part.first <= m <= part.last for part in far)
-            takes_default = default is not None and self._prefers(m, default, originals[key], is_far)
-            if not (takes_default or is_far):
-                continue
-            if takes_default and default is not None:
-                pairs[m], action = default, Action.FILLED
-                why = f"m = {m} would use the entry of {key}"
-            else:
+            if default is not None and self._prefers(m, default, originals[key], is_far):
+                pairs[m], action, why = default, Action.FILLED, f"m = {m} would use the entry of {key}"
+            elif is_far:
                 pairs[m], action = originals[key], Action.STRETCHED
-                why = (
-                    "the default cannot run" if default is None else "predicted to beat the default here too"
-                )
-            changes |= {
-                (m, change.kernel): change for change in self._added(m, action, pairs[m], why, in_pair)
-            }
+                why = "the default cannot run" if default is None else "predicted to beat the default"
+            else:
+                return
+            added = self._added(m, action, pairs[m], why, in_pair)
+            changes.update({(m, change.kernel): change for change in added})
+
+        for m in wanted:
+            if m not in pairs:
+                add(m, is_far=any(part.first <= m <= part.last for part in far))
+        # The keys of other tuners do not lie where ours do: what is still far gets the nearest of ours.
+        while stretches := uncovered(ConfigTable.of((m, pair.up) for m, pair in pairs.items()), self._max_m):
+            for stretch in stretches:
+                add(_key_for(stretch, wanted, pairs), is_far=True)
         return changes
 
     def _added(self, m: int, action: Action, pair: _Pair, why: str, in_pair: bool) -> list[Change]:
@@ -322,6 +329,20 @@ class Borrower:
             launch = self._server.launch(self._problem, kernel, config, up)
             total += float(self._model.predict(self._problem, kernel, m, (launch,)).time_us[0])
         return total
+
+
+def _instead(dropped: Change, filled: Change) -> Change:
+    """What was dropped and what was filled in at the same m, as one change."""
+    return replace(filled, before=dropped.before, why=dropped.why)
+
+
+def _key_for(stretch: Stretch, wanted: Sequence[int], taken: Container[int]) -> int:
+    """A new key that serves a stretch from near by: one of the usual ones where it can be."""
+    is_above = stretch.first > stretch.key
+    low, high = (stretch.key + 1, stretch.last) if is_above else (stretch.first, stretch.key - 1)
+    usual = [m for m in wanted if low <= m <= high and m not in taken]
+    fitting = [m for m in usual if m >= stretch.first] if is_above else usual
+    return (fitting or usual[-1:] or [stretch.first])[0]
 
 
 def _change(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from moetune.applications.borrow_tables import Action
 from moetune.applications.request import DEFAULT_OUT
 from moetune.cli.lint import shared_options
 from moetune.cli.options import OUTPUT, sink_from, with_options
@@ -17,7 +19,9 @@ from moetune.domain.errors import InputError
 if TYPE_CHECKING:
     from moetune.applications.borrow import Borrow, Lent
     from moetune.applications.borrow_list import Listing
+    from moetune.applications.catalogue import TunedFile
     from moetune.cli.output import Sink
+    from moetune.domain.file_names import FileName
 
 _SHOWN_FILES = 6
 _SHOWN_PASSED = 12
@@ -155,30 +159,30 @@ def _show_lent(sink: Sink, lent: Lent, show_all: bool) -> None:
     if kept:
         sink.fields([("kept", f"{kept} entries as they were")])
     if changed:
-        columns = (
-            Column("m", right=True),
-            *(Column(name) for name in ("kernel", "what", "was", "is", "why")),
-        )
-        rows = tuple(
-            (
-                *(str(change.m), change.kernel, change.action.value),
-                *(str(change.before or "-"), str(change.after or "-"), change.why),
-            )
-            for change in changed
-        )
-        sink.table(Table(columns, rows))
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for change in changed:
+            said = (change.kernel, change.action.value, str(change.before or "-"), str(change.after or "-"))
+            # What was added names its m in the reason: together it says more.
+            why = "" if change.before is None and change.action is Action.FILLED else change.why
+            rows.setdefault((*said, why), []).append(str(change.m))
+        columns = tuple(Column(name) for name in ("m", "kernel", "what", "was", "is", "why"))
+        sink.table(Table(columns, tuple((" ".join(ms), *said) for said, ms in rows.items())))
     sink.line()
 
 
 def _show_listing(sink: Sink, listing: Listing, show_all: bool) -> None:
     for part in listing.parts:
         sink.heading(f"{part.gpu}: {part.file_name}")
-        columns = (*(Column(name) for name in ("confidence", "tuned for", "E", "N", "server", "why")),)
-        files = part.files if show_all else part.files[: 2 * _SHOWN_PASSED]
+        columns = tuple(Column(name) for name in ("confidence", "tuned for", "E", "N", "server", "", "why"))
+        ups = [file for file in part.files if file.kernel == "up"]
+        paired = {_key(file, replace(file.name, down=False)) for file in part.files if file.name.down}
+        files = ups if show_all else ups[: 2 * _SHOWN_PASSED]
         rows = tuple(
             (
                 *(file.confidence, file.gpu.torch_name, str(file.name.E), str(file.name.N)),
-                *(f"{file.server} {file.directory}".strip(), file.reason),
+                f"{file.server} {file.directory}".strip(),
+                "pair" if _key(file, file.name) in paired else "",
+                file.reason,
             )
             for file in files
         )
@@ -186,7 +190,12 @@ def _show_listing(sink: Sink, listing: Listing, show_all: bool) -> None:
             sink.table(Table(columns, rows))
         else:
             sink.line("  no published file for this GPU, its siblings, or neighbouring shapes")
-        if len(files) < len(part.files):
-            sink.line(f"  and {len(part.files) - len(files)} more: --all shows them")
+        if len(files) < len(ups):
+            sink.line(f"  and {len(ups) - len(files)} more: --all shows them")
         sink.line()
     sink.fields(("assumed", text) for text in listing.assumed)
+
+
+def _key(file: TunedFile, name: FileName) -> tuple[str, str, str]:
+    """What tells one published table from another: a pair shares it."""
+    return (file.server, file.directory, str(name))
