@@ -16,6 +16,7 @@ import secrets
 import stat
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,11 +45,31 @@ _REASONS = {
 }
 
 
-class Places:
-    """Some paths below a directory, held open and locked against other writers."""
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a file is besides its bytes.
 
-    def __init__(self, root: Path) -> None:
+    Attributes:
+        mode: permission bits, without set-user-id and the like.
+        uid: its owner.
+        gid: its group.
+        mtime_ns: when it was last written.
+        atime_ns: when it was last read.
+    """
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    atime_ns: int
+
+
+class Places:
+    """Some paths below a directory, held open; locked against other writers where they are written."""
+
+    def __init__(self, root: Path, *, writing: bool = True, directory_mode: int | None = None) -> None:
         self.root = root
+        self._writing, self._directory_mode = writing, directory_mode
         self._folders: dict[str, int] = {}
         self._made: list[tuple[int | None, str]] = []
         self._locked = True
@@ -82,6 +103,83 @@ class Places:
                 f"move it away, or {_ANOTHER_PLACE}",
             )
         return content
+
+    def attributes(self, relative: str) -> Attributes | None:
+        """What a plain file is besides its bytes; None when it is not there."""
+        folder, name = self._split(relative)
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        except OSError as failure:
+            _fail(self.root / relative, failure)
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+        return Attributes(mode, status.st_uid, status.st_gid, status.st_mtime_ns, status.st_atime_ns)
+
+    def put(self, relative: str, content: bytes, attributes: Attributes | None = None) -> None:
+        """Write one file and make it last: it is there whole, or as it was before.
+
+        Args:
+            relative: the file.
+            content: its bytes.
+            attributes: what it is besides; the owner only where this process may say so.
+
+        Raises:
+            OutputError: when it cannot be written.
+        """
+        folder, name = self._split(relative)
+        temporaries: dict[str, str] = {}
+        try:
+            self._write(relative, content, temporaries, attributes)
+            os.replace(temporaries[relative], name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        except BaseException as failure:
+            for temporary in temporaries.values():
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+            if isinstance(failure, OSError):
+                _fail(self.root / relative, failure)
+            raise
+
+    def remove(self, relative: str) -> None:
+        """Remove a file, if it is there, and make that last.
+
+        Raises:
+            OutputError: when it cannot be removed.
+        """
+        folder, name = self._split(relative)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+        except OSError as failure:
+            _fail(self.root / relative, failure)
+
+    def has(self, relative: str) -> bool:
+        """Whether the directory of a path is one of those that are open."""
+        return relative.rpartition("/")[0] in self._folders
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a directory below the root, or with the empty text the root itself, if it is empty."""
+        with contextlib.suppress(OSError):
+            if not folder:
+                os.rmdir(self.root)  # noqa: PTH106 - as with every call here, by descriptor or by name
+                return
+            above, _, name = folder.rpartition("/")
+            root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                descriptor = self._open_below(root, above)
+            finally:
+                os.close(root)
+            try:
+                os.rmdir(name, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+
+    def names(self, folder: str) -> list[str]:
+        """Names of what lies in one of the opened directories, sorted."""
+        with os.scandir(self._folders[folder]) as entries:
+            return sorted(entry.name for entry in entries)
 
     def replace(self, texts: Mapping[str, str]) -> None:
         """Write files, all or none; of those that are renamed one by one the order is the mapping's.
@@ -127,7 +225,13 @@ class Places:
             self._write(relative, content, temporaries)
             os.replace(temporaries[relative], name, src_dir_fd=folder, dst_dir_fd=folder)
 
-    def _write(self, relative: str, content: bytes, temporaries: dict[str, str]) -> None:
+    def _write(
+        self,
+        relative: str,
+        content: bytes,
+        temporaries: dict[str, str],
+        attributes: Attributes | None = None,
+    ) -> None:
         folder, _ = self._split(relative)
         temporary = f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
         # Known before it exists, so that an interrupt right after the call still finds it.
@@ -137,6 +241,11 @@ class Places:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
+            if attributes is not None:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(descriptor, attributes.uid, attributes.gid)
+                os.fchmod(descriptor, attributes.mode)
+                os.utime(descriptor, ns=(attributes.atime_ns, attributes.mtime_ns))
             os.fsync(descriptor)
 
     def _split(self, relative: str) -> tuple[int, str]:
@@ -144,13 +253,16 @@ class Places:
         return self._folders[folder], name
 
     def _open(self, folders: Iterable[str]) -> None:
-        self._make_root()
+        if self._writing:
+            self._make_root()
         root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for folder in sorted(set(folders)):
                 self._folders[folder] = self._open_below(root, folder)
         finally:
             os.close(root)
+        if not self._writing:
+            return
         for descriptor in self._folders.values():
             self._lock(descriptor)
         if self._locked:
@@ -169,7 +281,8 @@ class Places:
         descriptor = os.dup(root)
         for part in filter(None, folder.split("/")):
             try:
-                self._make(descriptor, part)
+                if self._writing:
+                    self._make(descriptor, part)
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 below = os.open(part, flags, dir_fd=descriptor)
             finally:
@@ -181,6 +294,13 @@ class Places:
     def _make(self, parent: int | None, name: str) -> None:
         try:
             os.mkdir(name, 0o777, dir_fd=parent)
+            if self._directory_mode is not None:
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(name, flags, dir_fd=parent)
+                try:
+                    os.fchmod(descriptor, self._directory_mode)
+                finally:
+                    os.close(descriptor)
         except FileExistsError:
             return
         self._made.append((None if parent is None else os.dup(parent), name))
@@ -227,7 +347,9 @@ class Places:
 
 
 @contextmanager
-def open_places(root: Path, relatives: Iterable[str]) -> Iterator[Places]:
+def open_places(
+    root: Path, relatives: Iterable[str], *, writing: bool = True, directory_mode: int | None = None
+) -> Iterator[Places]:
     """Open the directories of some paths below a root, making those that are missing.
 
     Directories that were made are removed again when nothing was written into them.
@@ -235,13 +357,16 @@ def open_places(root: Path, relatives: Iterable[str]) -> Iterator[Places]:
     Args:
         root: the directory; its own path may lead through symbolic links.
         relatives: paths below it, `/` between their parts, checked by the caller.
+        writing: False only looks: nothing is made, locked or cleared away, and a directory that is
+            missing is an error.
+        directory_mode: of directories that are made; None leaves it to the umask.
 
     Raises:
         OutputError: where a directory cannot be made, opened or locked.
     """
     if "\0" in str(root):
         raise OutputError(f"{_shown(root)} is no path", _ANOTHER_PLACE)
-    places = Places(Path(root))
+    places = Places(Path(root), writing=writing, directory_mode=directory_mode)
     try:
         try:
             places._open(relative.rpartition("/")[0] for relative in relatives)

@@ -31,6 +31,9 @@ VERBS = {
     "borrow": Verb(
         "moetune.cli.borrow:borrow", "Make files of another GPU, server or Triton version safe here."
     ),
+    "install": Verb("moetune.cli.install:install", "Put files where the server looks."),
+    "uninstall": Verb("moetune.cli.uninstall:uninstall", "Bring back what was there before an install."),
+    "status": Verb("moetune.cli.status:status", "What is installed where, and whether it still stands."),
     "replay": Verb("moetune.cli.replay:replay", "Run the search strategy on a recorded landscape."),
     "explain": Verb("moetune.cli.explain:explain", "What the code of a finding means."),
 }

@@ -1,0 +1,73 @@
+"""`moetune uninstall`: brings back what was there before, and leaves what was changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moetune.cli.install import QUIET, STATE
+from moetune.cli.options import sink_from, with_options
+
+if TYPE_CHECKING:
+    from moetune.applications.uninstalling import Uninstalled
+    from moetune.cli.output import Sink
+
+_EPILOG = """\b
+Examples:
+  moetune uninstall
+  moetune uninstall i0123456789ab
+  moetune uninstall image/moe-configs
+
+\b
+Exit codes: 0 taken back; 1 everything was changed since, and left as it is; 2 it could not be done."""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("what", required=False, metavar="[ID|PATH]")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Change this directory, although no server reads it here.",
+)
+@click.option("--all", is_flag=True, help="Everything that is installed.")
+@click.option("--forget", is_flag=True, help="Drop the record also of what is left because it was changed.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@with_options(STATE, *QUIET)
+def uninstall(dry_run: bool, **values: Any) -> int:  # noqa: ANN401 - click's values
+    """Bring back the files, with their times and modes, that were there before `moetune install`. What
+    was changed since, as by an upgrade of the server, is left as it is and named.
+
+    ID is the name of an install; PATH a directory, a file in it, or what was installed. Without either
+    the only install there is.
+    """  # noqa: D205 - one sentence is the help text
+    sink = sink_from(values)
+    from moetune.applications.uninstalling import UninstallRequest
+    from moetune.applications.uninstalling import uninstall as run
+
+    answer = run(UninstallRequest(**values), dry_run=dry_run)
+    _show(sink, answer)
+    sink.document(answer.to_json())
+    return 0 if answer.did_something else 1
+
+
+def _show(sink: Sink, answer: Uninstalled) -> None:
+    from moetune.applications.provenance import SUFFIX
+
+    if answer.recovered is not None:
+        done = "completed" if answer.recovered.completed else "not begun, and dropped"
+        sink.note(f"an interrupted {answer.recovered.action} in {answer.recovered.root} was {done}")
+    for one in answer.removals:
+        sink.heading(f"{one.install.id} in {one.install.root}")
+        sink.fields(
+            (outcome.value, path) for path, outcome in one.outcomes.items() if not path.endswith(SUFFIX)
+        )
+        for path, outcome in one.outcomes.items():
+            if outcome.value == "left":
+                sink.warning(f"{path} is {one.standings[path].value}, and left as it is")
+    if answer.left:
+        sink.note("--forget drops the record of what was left")
+    if answer.dry_run:
+        sink.heading("nothing was changed: --dry-run")
