@@ -219,11 +219,17 @@ def test_vllm_clamps_leave_no_config_that_the_server_would_change() -> None:
     server = open_server("vllm")
     problem = problem_of(server, "NVIDIA L40S", "fp8-block")
 
+    seen: list[KernelConfig] = []
+
     def wide_us(kernel: Kernel, m: int, launch: Launch) -> float:
+        if (kernel, m) == ("up", 64):
+            seen.append(launch.config)
         return 1e6 / launch.config.block_size_k + padded_rows_us(kernel, m, launch)
 
     predicted = tables(server, problem, ModelDouble(wide_us))
     assert {choice.pair.up.block_size_k for choice in predicted.choices.entries} == {128}
+    ranked = seen[: predicted.ranked["up"]]
+    assert len(set(ranked)) == len(ranked)
 
 
 def test_fp8_without_fp8_tensor_cores_says_why() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from moetune.cli.errors import report_error, report_interrupt
+from moetune.domain.errors import MoetuneError
 from tests.cli.conftest import MODEL, RTX, clean_environment, moetune
 
 GOOD = (MODEL, "--tp", "4", "--server", "sglang", "--gpu", RTX, "--offline")
@@ -105,6 +107,16 @@ def test_a_hostile_config_steers_no_terminal(tmp_path: Path) -> None:
     result = moetune("plan", "config.json", "--gpu", RTX, cwd=tmp_path)
     assert result.code == 2
     assert "\x1b" not in result.err + result.out
+
+
+def test_no_error_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2Jwords\nmore"
+    assert report_error(MoetuneError(hostile, hostile), []) == 2
+    assert report_error(ValueError(hostile), []) == 2
+    assert report_interrupt([hostile]) == 130
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert len(err.splitlines()) == 6
 
 
 def test_where_another_runner_works_the_answer_is_no(tmp_path: Path) -> None:

@@ -179,16 +179,20 @@ class Forecast:
         """Launches of the search space that violate nothing, each config once."""
         gpu = self._problem.gpu
         reasons: dict[KernelConfig, str] = {}
+        seen: set[KernelConfig] = set()
         launches = []
         measured = self._model.familiarity(self._problem).distance < 1
-        for config in dict.fromkeys((*search_axes(gpu, measured=measured).grid(), *self._start_from)):
+        for asked in (*search_axes(gpu, measured=measured).grid(), *self._start_from):
             try:
-                launch = self._server.launch(self._problem, kernel, config)
+                launch = self._server.launch(self._problem, kernel, asked)
             except ConfigFileError:
                 self.refused["refused by the server"] += kernel == "up"
                 continue
-            if launch.config != config:
-                continue  # the server would change it into another config of the space
+            # What the server would change stands as it will run.
+            config = launch.config
+            if config in seen:
+                continue
+            seen.add(config)
             # No constraint looks at how blocks are grouped.
             shape = replace(config, group_size_m=1)
             if shape not in reasons:
