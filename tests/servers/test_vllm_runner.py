@@ -359,6 +359,7 @@ PARALLEL: tuple[dict[str, Any], ...] = (
     {"dp": 2, "ep": True},
     {"dp": 2, "ep": True, "a2a": "deepep_high_throughput"},
     {"dp": 2, "ep": True, "a2a": DEEPEP},
+    {"tp": 4, "ep": True, "a2a": DEEPEP},  # not in use without data parallelism
 )
 NOT_GATED = {"gated": False, "activation": "RELU2_NO_MUL"}
 SITUATIONS: tuple[dict[str, Any], ...] = (
