@@ -40,6 +40,12 @@ def test_no_verb_is_help_and_version_is_the_packages(tmp_path: Path) -> None:
     assert moetune("--version", cwd=tmp_path).out.strip() == f"moetune, version {package.__version__}"
 
 
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moetune", "--version"]
+    child = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert child.stdout == moetune("--version", cwd=tmp_path).out
+
+
 # Command line to what stands in the error and in the hint.
 BAD = {
     "unknown verb": (("tun",), "tun", "--help"),

@@ -135,6 +135,14 @@ def test_no_gain_says_so_plainly(command: Command, model: ModelDouble) -> None:
     assert command("tune", *SGLANG, "--no-compile", "--exit-zero").code == 0
 
 
+def test_another_runner_says_how_to_go_on(command: Command) -> None:
+    out = command("plan", "deepseek-ai/DeepSeek-V3", "--tp", "8", "--gpu", "NVIDIA B200").out
+    assert "for Triton    --moe-runner-backend triton" in out
+    assert "--runner-backend triton if the server is told so, or with --assume-triton" in " ".join(
+        out.split()
+    )
+
+
 def test_an_unknown_place_for_triton_is_marked_as_assumed(command: Command) -> None:
     out = command(
         "plan", "deepseek-ai/DeepSeek-V3", "--tp", "8", "--gpu", "NVIDIA B200", "--assume-triton"

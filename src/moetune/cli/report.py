@@ -33,6 +33,7 @@ _VERDICTS = {
     Applies.NO: "{runner}: NOT APPLICABLE, tuned files are not read",
     Applies.UNKNOWN: "UNKNOWN: no rule is known for this case",
 }
+_GO_ON = "ask again with --runner-backend triton if the server is told so, or with --assume-triton"
 _CANNOT_RUN = "cannot run"
 
 
@@ -45,7 +46,9 @@ def show_plan(sink: Sink, plan: Plan) -> None:
         sink.heading(f"{part.gpu.torch_name} ({part.gpu.sm or part.gpu.vendor})")
         sink.fields([*_sharded(plan, part), *_runner(part), *_lookups(plan.server, part), *_defaults(part)])
         if part.predicted is None:
-            sink.fields([("not tuned", Prose(part.reason))])
+            sink.fields(
+                [("not tuned", Prose(part.reason)), ("go on", Prose(_GO_ON if not part.applicable else ""))]
+            )
         else:
             _show_predicted(sink, part.predicted)
 
