@@ -45,34 +45,45 @@ def padded_length(slots: int, experts: int, block_size_m: int, multiple_of: int 
     return -(-longest // multiple_of) * multiple_of
 
 
-def align(expert_of_slot: torch.Tensor, experts: int, block_size_m: int, multiple_of: int = 1) -> Alignment:
+def align(
+    expert_of_slot: torch.Tensor,
+    experts: int,
+    block_size_m: int,
+    multiple_of: int = 1,
+    *,
+    length: int | None = None,
+) -> Alignment:
     """Sort slots by expert and pad each expert to whole tiles, with no loop over experts.
+
+    No size depends on the data and nothing waits for the device, so that a CUDA graph can hold it.
 
     Args:
         expert_of_slot: `[M, topk]` or `[S]` integers below `experts`, or ELSEWHERE.
         experts: E, experts of this rank.
         block_size_m: rows of a tile.
         multiple_of: what P is rounded up to.
+        length: P itself, when something else decides about it.
     """
     device = expert_of_slot.device
     group = expert_of_slot.reshape(-1).long() + 1  # ELSEWHERE is the first group
     slots = group.numel()
-    length = padded_length(slots, experts, block_size_m, multiple_of)
+    if length is None:
+        length = padded_length(slots, experts, block_size_m, multiple_of)
 
-    counts = torch.bincount(group, minlength=experts + 1)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=device)
+    counts.scatter_add_(0, group, torch.ones_like(group))
     padded = (counts + block_size_m - 1) // block_size_m * block_size_m
-    first_padded = padded.cumsum(0) - padded
+    ends = padded.cumsum(0)
+    first_padded = ends - padded
     first_sorted = counts.cumsum(0) - counts
 
-    by_group = torch.argsort(group, stable=True)
-    group_sorted = group[by_group]
+    group_sorted, by_group = torch.sort(group, stable=True)
     rank_in_group = torch.arange(slots, device=device) - first_sorted[group_sorted]
     slot_ids = torch.full((length,), slots, dtype=torch.int32, device=device)
     slot_ids[first_padded[group_sorted] + rank_in_group] = by_group.int()
 
-    tiles = torch.repeat_interleave(
-        torch.arange(-1, experts, dtype=torch.int32, device=device), padded // block_size_m
-    )
-    tile_experts = torch.full((-(-length // block_size_m),), ELSEWHERE, dtype=torch.int32, device=device)
-    tile_experts[: tiles.numel()] = tiles
-    return Alignment(slot_ids, tile_experts, padded.sum().int().reshape(1))
+    first_rows = torch.arange(-(-length // block_size_m), device=device) * block_size_m
+    # The group whose padded rows a tile begins in; past the last one, no group.
+    tile_groups = torch.searchsorted(ends, first_rows, right=True)
+    tile_experts = torch.where(tile_groups <= experts, tile_groups - 1, ELSEWHERE).int()
+    return Alignment(slot_ids, tile_experts, ends[-1:].int())

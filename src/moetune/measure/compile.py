@@ -104,8 +104,9 @@ def kernel_source(task: CompileTask) -> ASTSource:
             constants[(index,)] = value
             continue
         signature[name] = value if isinstance(value, str) else _integer_type(value)
-        if isinstance(value, str) or value % 16 == 0:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+        # Triton's own launch path names the arguments without a property too, and its cache looks at that.
+        divisible = isinstance(value, str) or value % 16 == 0
+        attributes[(index,)] = [["tt.divisibility", 16]] if divisible else []
     return ASTSource(moe_grouped_gemm, signature, constants, attributes)
 
 

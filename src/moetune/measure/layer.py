@@ -1,0 +1,494 @@
+"""The GPU as a backend of the measuring process: data of one problem, launches on it, the whole layer."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from moetune.domain.problem import KERNELS
+from moetune.measure import timing
+from moetune.measure.alignment import ELSEWHERE, Alignment, align, padded_length
+from moetune.measure.kernels import run_grouped_gemm
+from moetune.measure.protocol import (
+    Checked,
+    CheckTask,
+    DeviceFacts,
+    LayerTask,
+    LayerTimed,
+    Opened,
+    Peaks,
+    PeakTask,
+    Timed,
+    TimeTask,
+    Workload,
+)
+from moetune.measure.reference import grouped_gemm, relative_error
+from moetune.measure.routing import draw, skew_of
+from moetune.measure.tolerance import RELATIVE_ERROR
+from moetune.measure.worker import ConfigError, SetupError
+from moetune.measure.workload import (
+    Circle,
+    expert_bytes,
+    least_launches,
+    needed_bytes,
+    plan_circle,
+    relabelled,
+    reuse_touches,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moetune.domain.compilation import CompileTask
+    from moetune.domain.problem import Kernel, Problem
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
+_FREE_SHARE = 0.95
+_TRIED_ROUTINGS = 16
+_LARGEST_FP8 = 448.0  # e4m3
+_DIVISOR = 16  # on which Triton specialises integers
+_NOT_WRITTEN = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Values and, with block scales, their scales."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    def rows(self, count: int) -> Operand:
+        """The first rows."""
+        return Operand(self.values[:count], None if self.scales is None else self.scales[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The routings of one circle, and which copy of the weights each launch uses."""
+
+    experts: tuple[torch.Tensor, ...]
+    circle: Circle
+
+
+class Compilations:
+    """Counts the kernels that this process compiles instead of finding them in the cache."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        triton.knobs.compilation.listener = self._heard
+
+    def _heard(self, *, cache_hit: bool, **_: object) -> None:
+        self.count += not cache_hit
+
+
+def padded_length_like(slots: int, experts: int, task: CompileTask) -> int:
+    """A padded length of the divisibility that the binary was specialised on."""
+    config = task.launch.config
+    if task.padded_length_divisible:
+        return padded_length(slots, experts, config.block_size_m, _DIVISOR)
+    length = padded_length(slots, experts, config.block_size_m, 4)
+    return length + 4 if length % _DIVISOR == 0 else length
+
+
+def check_class(task: CompileTask, problem: Problem, m: int) -> None:
+    """Refuse a binary that m would not launch: it would be compiled here, and the time would be another's.
+
+    Raises:
+        ConfigError: naming what does not fit.
+    """
+    slots = m * problem.topk
+    if task.num_slots_divisible != (slots % 16 == 0) or task.num_slots_is_one != (slots == 1):
+        raise ConfigError(f"the binary is for another divisibility than that of {slots} slots")
+
+
+class Data:
+    """Weights, activations and outputs of one problem on one device.
+
+    Args:
+        problem: the problem.
+        largest_m: tokens at most.
+        copies: of the weights of each kernel.
+        types: Triton's name of the operands' type.
+        device: where.
+        seed: of the numbers.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        largest_m: int,
+        copies: dict[Kernel, int],
+        operand: str,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.problem, self.device = problem, device
+        self.block = problem.quantization.block_shape if operand == "fp8e4nv" else None
+        self.operand = _TYPES[operand]
+        self.output = torch.float16 if problem.activation_dtype.value == "fp16" else torch.bfloat16
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        slots = largest_m * problem.topk
+        self.weights: dict[Kernel, list[Operand]] = {}
+        self.inputs: dict[Kernel, Operand] = {}
+        self.outputs: dict[Kernel, torch.Tensor] = {}
+        self.biases: dict[Kernel, torch.Tensor | None] = {}
+        for kernel in KERNELS:
+            gemm = problem.gemm(kernel)
+            first = self._weights(gemm.n, gemm.k)
+            scales = first.scales
+            self.weights[kernel] = [first] + [
+                Operand(first.values.clone(), None if scales is None else scales.clone())
+                for _ in range(copies[kernel] - 1)
+            ]
+            rows = largest_m if kernel == "up" else slots
+            self.inputs[kernel] = self._activations(rows, gemm.k)
+            self.outputs[kernel] = torch.empty(slots, gemm.n, dtype=self.output, device=device)
+            self.biases[kernel] = self._normal(problem.E, gemm.n, self.output) if problem.bias else None
+        self.slot_weights = torch.rand(slots, generator=self._generator, device=device) + 0.1
+
+    def _normal(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        made = torch.empty(rows, columns, dtype=torch.bfloat16, device=self.device)
+        return made.normal_(0.0, 0.5, generator=self._generator).to(dtype)
+
+    def _weights(self, n: int, k: int) -> Operand:
+        experts = self.problem.E
+        values = torch.empty(experts, n, k, dtype=self.operand, device=self.device)
+        for expert in range(experts):  # one at a time: fp8 is made from something larger
+            values[expert] = self._normal(n, k, self.operand)
+        return Operand(values, self._scales(experts, n, k))
+
+    def _scales(self, experts: int, n: int, k: int) -> torch.Tensor | None:
+        if self.block is None:
+            return None
+        shape = (experts, -(-n // self.block[0]), -(-k // self.block[1]))
+        return torch.rand(shape, generator=self._generator, device=self.device) + 0.5
+
+    def _activations(self, rows: int, k: int) -> Operand:
+        values = torch.empty(rows, k, dtype=self.operand, device=self.device)
+        for start in range(0, rows, 1 << 14):
+            part = values[start : start + (1 << 14)]
+            part.copy_(self._normal(part.shape[0], k, self.operand))
+        if self.block is None:
+            return Operand(values)
+        groups = -(-k // self.block[1])
+        return Operand(values, torch.rand(rows, groups, generator=self._generator, device=self.device) + 0.5)
+
+    def launch(
+        self,
+        task: CompileTask,
+        m: int,
+        alignment: Alignment,
+        copy: int,
+        x: Operand | None = None,
+        slot_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Launch a binary at m; the output's rows."""
+        kernel, slots = task.launch.kernel, m * self.problem.topk
+        given = x or self.inputs[kernel].rows(m if kernel == "up" else slots)
+        weights = self.weights[kernel][copy % len(self.weights[kernel])]
+        out = self.outputs[kernel][:slots]
+        run_grouped_gemm(
+            task.launch,
+            given.values,
+            weights.values,
+            out,
+            alignment,
+            top_k=task.top_k,
+            slot_weights=self.slot_weights[:slots] if slot_weights is None else slot_weights,
+            bias=self.biases[kernel],
+            x_scales=given.scales,
+            weight_scales=weights.scales,
+            block_n=task.block_n,
+            pdl_early=task.pdl_early,
+        )
+        return out
+
+    def activated(self, m: int) -> Operand:
+        """What stands between the kernels: gated activation, and quantization where there is one."""
+        wide = self.outputs["up"][: m * self.problem.topk]
+        if self.problem.gated:
+            gate, up = wide.chunk(2, dim=1)
+            narrow = torch.nn.functional.silu(gate) * up
+        else:
+            narrow = torch.nn.functional.silu(wide)
+        return self.quantized(narrow)
+
+    def quantized(self, values: torch.Tensor) -> Operand:
+        """Values in the type of the operands, one scale for each group of a row."""
+        if self.block is None:
+            return Operand(values.to(self.operand))
+        rows, columns = values.shape
+        groups = -(-columns // self.block[1])
+        padded = torch.nn.functional.pad(values.float(), (0, groups * self.block[1] - columns))
+        grouped = padded.view(rows, groups, self.block[1])
+        scales = grouped.abs().amax(2).clamp_min(1e-10) / _LARGEST_FP8
+        quantized = (grouped / scales[:, :, None]).to(self.operand).view(rows, -1)[:, :columns]
+        return Operand(quantized.contiguous(), scales)
+
+    def reference(self, task: CompileTask, m: int, experts: torch.Tensor) -> torch.Tensor:
+        """The result of a launch in fp32, made expert by expert: weights are large."""
+        kernel = task.launch.kernel
+        flat = experts.reshape(-1)
+        x = self.inputs[kernel].rows(m if kernel == "up" else flat.numel())
+        weights, bias = self.weights[kernel][0], self.biases[kernel]
+        result = torch.zeros(flat.numel(), task.n, device=self.device)
+        for expert in flat.unique().tolist():
+            if expert == ELSEWHERE:
+                continue
+            slots = (flat == expert).nonzero().squeeze(1)
+            rows = slots // task.top_k
+            result[slots] = grouped_gemm(
+                x.values[rows],
+                weights.values[expert : expert + 1],
+                torch.zeros_like(slots),
+                1,
+                slot_weights=self.slot_weights[slots] if kernel == "down" else None,
+                bias=None if bias is None else bias[expert : expert + 1],
+                x_scales=None if x.scales is None else x.scales[rows],
+                weight_scales=None if weights.scales is None else weights.scales[expert : expert + 1],
+                block_shape=self.block,
+            )
+        return result
+
+
+class GpuBackend:
+    """The GPU that CUDA shows first. See `worker.Backend`."""
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise SetupError("torch finds no CUDA GPU in this environment")
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self._device = torch.device("cuda", 0)
+        self._properties = torch.cuda.get_device_properties(self._device)
+        self._compilations = Compilations()
+        self._data: Data | None = None
+        self._workload: Workload | None = None
+        self._routed: dict[tuple[Kernel, int, str, int], Routed] = {}
+        self._aligned: dict[tuple[Kernel, int, int, bool], list[Alignment]] = {}
+
+    def facts(self) -> DeviceFacts:
+        """See `Backend`."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        found = self._properties
+        return DeviceFacts(
+            name=found.name,
+            uuid=sys.argv[1] if len(sys.argv) > 1 else "",
+            compute_capability=f"{found.major}.{found.minor}",
+            sm_count=found.multi_processor_count,
+            l2_bytes=found.L2_cache_size,
+            memory_total_bytes=total,
+            memory_free_bytes=free,
+            torch=torch.__version__,
+            triton=triton.__version__,
+        )
+
+    def healthy(self) -> bool:
+        """See `Backend`."""
+        try:
+            torch.cuda.synchronize()
+            return int(torch.ones(1, device=self._device).sum()) == 1
+        except RuntimeError:
+            return False
+
+    def open(self, workload: Workload) -> Opened:
+        """See `Backend`."""
+        problem = workload.problem
+        self._data, self._workload = None, workload
+        self._routed.clear()
+        self._aligned.clear()
+        torch.cuda.empty_cache()
+        copies = {
+            kernel: max(
+                (
+                    self._circle(kernel, m, workload.problem.routing, workload.seed).copies
+                    for m in workload.ms
+                ),
+                default=1,
+            )
+            for kernel in KERNELS
+        }
+        needed = needed_bytes(problem, max(workload.ms), copies["up"], copies["down"])
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if needed > free * _FREE_SHARE:
+            raise MemoryError(f"the problem needs {needed >> 20:,} MiB, the GPU has {free >> 20:,} MiB free")
+        quantized = problem.quantization.dtype.weight_bits == 8
+        operand = "fp8e4nv" if quantized else problem.activation_dtype.value
+        self._data = Data(problem, max(workload.ms), copies, operand, self._device, workload.seed)
+        torch.cuda.synchronize()
+        return Opened(torch.cuda.memory_allocated(self._device), copies["up"], copies["down"])
+
+    def time(self, task: TimeTask) -> Timed:
+        """See `Backend`."""
+        data, binary, kernel = self._opened(), task.task, task.task.launch.kernel
+        check_class(binary, data.problem, task.m)
+        routed = self._routing(kernel, task.m)
+        alignments = self._alignments(binary, task.m, routed)
+        count = len(alignments)
+
+        def launch(number: int) -> None:
+            data.launch(binary, task.m, alignments[number], number % routed.circle.copies)
+
+        launch(0)
+        torch.cuda.synchronize()
+        graph = timing.capture(launch, count)
+        found = timing.sample(
+            graph,
+            count,
+            give_up_us=task.give_up_us,
+            tolerance=task.tolerance,
+            least=task.least_samples,
+            most=task.most_samples,
+        )
+        return Timed(
+            time_us=found.median_us,
+            spread=found.spread,
+            samples=found.count,
+            launches=count,
+            copies=routed.circle.copies,
+            reuse_bytes=routed.circle.reuse_bytes,
+            l2_bytes=self._properties.L2_cache_size,
+            hopeless=found.hopeless,
+            compilations=self._compilations.count,
+        )
+
+    def layer(self, task: LayerTask) -> LayerTimed:
+        """See `Backend`."""
+        data = self._opened()
+        circle = self._circle("up", task.m, task.routing, task.seed)
+        routed = self._fresh(circle, task.m, task.routing, task.seed)
+        graphs = []
+        for pair in task.pairs:
+            launch = self._layer_launch(data, pair.up, pair.down, task.m, routed)
+            launch(0)
+            torch.cuda.synchronize()
+            graphs.append(timing.capture(launch, len(routed.experts)))
+        samples = timing.interleave(graphs, len(routed.experts), task.rounds)
+        del graphs
+        torch.cuda.empty_cache()  # each graph had memory of its own
+        copies = min(circle.copies, len(data.weights["up"]))
+        touched = sum(expert_bytes(data.problem, kernel) for kernel in KERNELS)
+        reuse_bytes = reuse_touches(circle.experts, copies) * touched
+        return LayerTimed(samples, reuse_bytes, self._compilations.count)
+
+    def check(self, task: CheckTask) -> Checked:
+        """See `Backend`."""
+        data, binary = self._opened(), task.task
+        check_class(binary, data.problem, task.m)
+        generator = torch.Generator(device=self._device).manual_seed(task.seed)
+        experts = draw(data.problem, task.m, skew_of(data.problem.routing), generator)
+        alignment = self._align(binary, experts)
+        data.outputs[binary.launch.kernel].fill_(float("nan"))
+        out = data.launch(binary, task.m, alignment, 0)
+        torch.cuda.synchronize()
+        expected = data.reference(binary, task.m, experts)
+        error = relative_error(out, expected)
+        # What was not written is NaN still; JSON has neither that nor infinity.
+        return Checked(error if math.isfinite(error) else _NOT_WRITTEN, RELATIVE_ERROR[binary.operand_type])
+
+    def peaks(self, task: PeakTask) -> Peaks:
+        """See `Backend`."""
+        generator = torch.Generator(device=self._device).manual_seed(task.seed)
+        size = 8192
+        a, b = (
+            torch.empty(size, size, dtype=torch.bfloat16, device=self._device).normal_(generator=generator)
+            for _ in range(2)
+        )
+        out = torch.empty_like(a)
+        product = timing.sample(self._captured(lambda _: torch.mm(a, b, out=out)), 1, most=9)
+        source = torch.empty(1 << 29, dtype=torch.uint8, device=self._device).random_(generator=generator)
+        target = torch.empty_like(source)
+        copied = timing.sample(self._captured(lambda _: target.copy_(source)), 1, most=9)
+        return Peaks(
+            tflops=2 * size**3 / product.median_us / 1e6,
+            gbps=2 * source.numel() / copied.median_us / 1e3,
+        )
+
+    def _captured(self, launch: Callable[[int], object]) -> timing.Graph:
+        launch(0)
+        torch.cuda.synchronize()
+        return timing.capture(lambda number: (launch(number), None)[1], 1)
+
+    def _opened(self) -> Data:
+        if self._data is None:
+            raise SetupError("no problem is open")
+        return self._data
+
+    def _circle(self, kernel: Kernel, m: int, routing: str, seed: int) -> Circle:
+        """How many experts launches touch is drawn; which, is planned."""
+        assert self._workload is not None
+        problem = self._workload.problem
+        generator = torch.Generator(device=self._device).manual_seed(seed * 1_000_003 + m)
+        counts = []
+        # At large m every routing touches all experts: a few tell as much as many.
+        for _ in range(_TRIED_ROUTINGS if m <= 512 else 4):
+            ids = draw(problem, m, skew_of(routing), generator)
+            counts.append(len(torch.unique(ids[ids != ELSEWHERE])))
+        return plan_circle(
+            counts,
+            problem.E,
+            expert_bytes(problem, kernel),
+            self._properties.L2_cache_size,
+            least_launches(m),
+        )
+
+    def _routing(self, kernel: Kernel, m: int) -> Routed:
+        assert self._workload is not None
+        routing, seed = self._workload.problem.routing, self._workload.seed
+        key = (kernel, m, routing, seed)
+        if key not in self._routed:
+            circle = self._circle(kernel, m, routing, seed)
+            self._routed[key] = self._fresh(circle, m, routing, seed)
+        return self._routed[key]
+
+    def _fresh(self, circle: Circle, m: int, routing: str, seed: int) -> Routed:
+        """New routings, their experts renamed to those that the circle names."""
+        assert self._workload is not None
+        problem = self._workload.problem
+        generator = torch.Generator(device=self._device).manual_seed(seed * 7_368_787 + m + 1)
+        rng = random.Random(seed * 31 + m)
+        found = []
+        for targets in circle.experts:
+            ids = draw(problem, m, skew_of(routing), generator)
+            distinct = torch.unique(ids[ids != ELSEWHERE]).tolist()
+            # This draw may touch other numbers of experts than the one that was planned with.
+            wanted = list(targets[: len(distinct)])
+            spare = [expert for expert in range(problem.E) if expert not in set(wanted)]
+            wanted += spare[: len(distinct) - len(wanted)]
+            table = torch.full((problem.E + 1,), ELSEWHERE, dtype=torch.int64)
+            for old, new in relabelled(distinct, wanted, rng).items():
+                table[old] = new
+            found.append(table.to(self._device)[ids])
+        return Routed(tuple(found), circle)
+
+    def _alignments(self, task: CompileTask, m: int, routed: Routed) -> list[Alignment]:
+        config = task.launch.config
+        key = (task.launch.kernel, m, config.block_size_m, task.padded_length_divisible)
+        if key not in self._aligned:
+            self._aligned[key] = [self._align(task, experts) for experts in routed.experts]
+        return self._aligned[key]
+
+    def _align(self, task: CompileTask, experts: torch.Tensor) -> Alignment:
+        problem, size = self._opened().problem, task.launch.config.block_size_m
+        return align(experts, problem.E, size, length=padded_length_like(experts.numel(), problem.E, task))
+
+    def _layer_launch(
+        self, data: Data, up: CompileTask, down: CompileTask, m: int, routed: Routed
+    ) -> Callable[[int], None]:
+        check_class(up, data.problem, m)
+        check_class(down, data.problem, m)
+        source = torch.empty(m, data.problem.K, dtype=data.output, device=self._device).normal_(0.0, 0.5)
+        slots = m * data.problem.topk
+
+        def launch(number: int) -> None:
+            alignment = self._align(up, routed.experts[number])
+            data.launch(up, m, alignment, number % routed.circle.copies, data.quantized(source))
+            data.launch(down, m, alignment, number, data.activated(m))
+            data.outputs["down"][:slots].view(m, data.problem.topk, -1).sum(1)
+
+        return launch

@@ -1,0 +1,140 @@
+"""Samples of graphs of launches, and how many of them a decision needs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_Z95 = 1.96
+
+
+class Graph(Protocol):
+    """Launches that are started together."""
+
+    def sample_us(self, count: int) -> list[float]:
+        """Replay it so many times; the duration of each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Samples of one launch.
+
+    Attributes:
+        median_us: their median.
+        spread: relative half-width of the 95% interval of the median.
+        count: how many.
+        hopeless: given up after the first.
+    """
+
+    median_us: float
+    spread: float
+    count: int
+    hopeless: bool = False
+
+
+def median_spread(samples: Sequence[float]) -> float:
+    """Relative half-width of the interval in which the median lies with 95%, from order statistics.
+
+    Distribution-free: for n samples the ranks are n/2 -+ 1.96 sqrt(n)/2; with five that is from the
+    least to the largest.
+    """
+    ordered = sorted(samples)
+    count = len(ordered)
+    if count < 2:
+        return math.inf
+    reach = _Z95 * math.sqrt(count) / 2
+    low = max(math.floor(count / 2 - reach), 0)
+    high = min(math.ceil(count / 2 + reach), count - 1)
+    return (ordered[high] - ordered[low]) / (2 * statistics.median(ordered))
+
+
+def sample(
+    graph: Graph,
+    launches: int,
+    *,
+    give_up_us: float = 0.0,
+    tolerance: float = 0.005,
+    least: int = 5,
+    most: int = 15,
+) -> Sampled:
+    """Sample a graph until the median is known well enough.
+
+    Args:
+        graph: what to replay; the first replay is not counted.
+        launches: in it.
+        give_up_us: a first sample above it is enough to know that the candidate is hopeless; 0: never.
+        tolerance: spread at which no more samples are taken.
+        least: samples at least.
+        most: samples at most.
+    """
+    graph.sample_us(1)
+    samples = [value / launches for value in graph.sample_us(1)]
+    if give_up_us and samples[0] > give_up_us:
+        return Sampled(samples[0], 0.0, 1, hopeless=True)
+    samples += [value / launches for value in graph.sample_us(max(least - 1, 1))]
+    while (spread := median_spread(samples)) > tolerance and len(samples) < most:
+        samples += [value / launches for value in graph.sample_us(min(2, most - len(samples)))]
+    return Sampled(statistics.median(samples), spread, len(samples))
+
+
+def interleave(graphs: Sequence[Graph], launches: int, rounds: int) -> tuple[tuple[float, ...], ...]:
+    """Samples of several graphs, one of each a round, in an order that turns from round to round.
+
+    What the clock does in the meantime it does to all of them alike.
+    """
+    for graph in graphs:
+        graph.sample_us(1)
+    found: list[list[float]] = [[] for _ in graphs]
+    for turn in range(rounds):
+        for step in range(len(graphs)):
+            place = (turn + step) % len(graphs)
+            found[place].append(graphs[place].sample_us(1)[0] / launches)
+    return tuple(tuple(samples) for samples in found)
+
+
+def capture(launch: Callable[[int], None], count: int) -> Graph:
+    """Capture launches 0 to count - 1 into a CUDA graph; `launch(0)` must have run before."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    # Not torch.cuda.graph(): that collects garbage and empties the allocator each time.
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for number in range(count):
+                launch(number)
+        finally:
+            graph.capture_end()
+    return _CudaGraph(graph)
+
+
+_HEAD_START_CYCLES = 60_000
+"""Some 30 us that the GPU spins while the host hands the graph over, so that no gap is timed."""
+
+
+class _CudaGraph:
+    def __init__(self, graph: object) -> None:
+        self._graph = graph
+
+    def sample_us(self, count: int) -> list[float]:
+        """See `Graph`."""
+        import torch
+
+        pairs = []
+        for _ in range(count):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(_HEAD_START_CYCLES)
+            start.record()
+            self._graph.replay()  # type: ignore[attr-defined]
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        return [1000.0 * start.elapsed_time(end) for start, end in pairs]

@@ -1,0 +1,80 @@
+"""Goes through Triton's own launch path with no GPU, up to where the driver would be asked.
+
+Run as a program: reads compile tasks (and the m that launches each) as JSON, warms the kernel up with
+tensors of the shapes that the measuring process would hold, and prints how many of them were compiled
+and how many were found in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from moetune.domain.compilation import CompileTask
+from moetune.domain.identity import problem_from_json
+from moetune.measure import kernels, layer
+
+HITS: list[bool] = []
+
+
+class NoGpu:
+    """What Triton asks of a driver before it launches."""
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        del device
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class WarmedUp:
+    """The kernel, compiled and not launched."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **kwargs: self._kernel.warmup(*args, grid=grid, **kwargs)
+
+
+def main() -> None:
+    document = json.load(sys.stdin)
+    problem = problem_from_json(document["problem"], "the test")
+    triton.runtime.driver.set_active(NoGpu(document["arch"]))
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: HITS.append(cache_hit)
+    kernels.moe_grouped_gemm = WarmedUp(kernels.moe_grouped_gemm)
+    tasks = [(CompileTask.from_json(item["task"]), item["m"]) for item in document["tasks"]]
+    data = layer.Data(
+        problem,
+        max(m for _, m in tasks),
+        {"up": 1, "down": 1},
+        tasks[0][0].operand_type,
+        torch.device("cpu"),
+        0,
+    )
+    for task, m in tasks:
+        layer.check_class(task, problem, m)
+        experts = torch.randint(0, problem.E, (m, problem.topk))
+        length = layer.padded_length_like(experts.numel(), problem.E, task)
+        size = task.launch.config.block_size_m
+        data.launch(task, m, layer.align(experts, problem.E, size, length=length), 0)
+    json.dump({"compiled": HITS.count(False), "found": HITS.count(True)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

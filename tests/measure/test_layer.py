@@ -1,0 +1,104 @@
+"""The measuring process launches exactly the binaries that were compiled for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from moetune.applications.compile_service import Compiled, CompileService
+from moetune.applications.compiling import CompilePool
+from moetune.domain.compilation import CompileStatus, CompileTask, Depth, compile_task
+from moetune.domain.config import KernelConfig
+from moetune.domain.gpu import find_gpu
+from moetune.domain.identity import problem_to_json
+from moetune.domain.problem import KERNELS, Problem
+from moetune.domain.quantization import Dtype, Quantization
+from moetune.servers.registry import open_server
+
+if TYPE_CHECKING:
+    from moetune.servers.protocol import Server
+
+SEED = Problem(
+    E=8,
+    global_experts=8,
+    topk=2,
+    K=256,
+    N=128,
+    file_n=128,
+    gpu=find_gpu("NVIDIA H200"),
+    server="sglang",
+    server_version="0.5.23",
+    triton_version="3.6.0",
+)
+FP8 = replace(
+    SEED, K=384, quantization=Quantization(Dtype.FP8_W8A8, "fp8", (128, 128), dynamic_activation=True)
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def binaries(server: Server, problem: Problem, ms: tuple[int, ...], config: KernelConfig) -> list[Any]:
+    """One task for each launch class of both kernels, with an m that launches it."""
+    found = []
+    for kernel in KERNELS:
+        launch = server.launch(problem, kernel, config)
+        for kind in server.launch_classes(problem, kernel, ms, config.block_size_m):
+            task = compile_task(launch, problem, kind)
+            assert isinstance(task, CompileTask)
+            found.append((task, kind.ms[0]))
+    # What the kernel does not ask for makes no other binary.
+    return list(dict(found).items())
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        (SEED, KernelConfig(16, 32, 64, 1, 4, 2)),
+        (replace(SEED, bias=True, topk=1), KernelConfig(32, 32, 64, 8, 4, 2)),
+        (FP8, KernelConfig(16, 64, 128, 1, 4, 2)),
+        (replace(SEED, server="vllm", server_version="0.33.0"), KernelConfig(16, 32, 64, 1, 4, 2)),
+    ],
+    ids=["bf16", "bias and one expert a token", "fp8 with swap_ab", "vllm"],
+)
+def test_the_measuring_process_compiles_nothing(
+    problem: Problem, config: KernelConfig, tmp_path: Path
+) -> None:
+    server = open_server(problem.server, problem.server_version, problem.triton_version)
+    # 1: a value that Triton specialises; 4, 8: divisible by 16 or not; 600: no early start.
+    pairs = binaries(server, problem, (1, 4, 8, 600), config)
+    assert len(pairs) >= 3
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    service = CompileService(CompilePool(Depth.BINARY, workers=2), tmp_path / "cache", events.put)
+    try:
+        service.submit([task for task, _ in pairs])
+        for _ in pairs:
+            event = events.get(timeout=120)
+            assert isinstance(event, Compiled)
+            assert event.result.status is CompileStatus.OK, event.result.message
+    finally:
+        service.close()
+
+    document = {
+        "problem": problem_to_json(problem),
+        "arch": 90,
+        "tasks": [{"task": task.to_json(), "m": m} for task, m in pairs],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.measure.no_gpu_driver"],
+        input=json.dumps(document),
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"compiled": 0, "found": len(pairs)}
