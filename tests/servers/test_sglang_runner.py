@@ -382,9 +382,9 @@ def resolved_by_rules(version: str, setup: Setup, quantization: Quantization) ->
 def setups() -> Iterator[tuple[str, Setup]]:
     for architecture, name in itertools.product(architectures(), CHECKPOINTS):
         _, config, requested = CHECKPOINTS[name]
-        for deployment in DEPLOYMENTS:
+        deployments = DEPLOYMENTS if name in ("bf16", "fp8", "modelopt_fp4") else DEPLOYMENTS[:1]
+        for deployment in deployments:
             for capability in (90,) if deployment.get("rocm") else (80, 90, 100, 110, 120):
-                # The second half of the deployments is asked where something can happen.
                 if deployment and capability not in (90, 100):
                     continue
                 yield (
@@ -411,7 +411,7 @@ def test_overrides_equal_the_servers_own(version: str) -> None:
             continue
         compared += 1
         assert ours == theirs, (version, name, setup)
-    assert compared > 6000
+    assert compared > 3000
     assert refused < compared / 10
 
 
