@@ -167,10 +167,12 @@ def packing(server: Server, dtype: Dtype) -> int:
 
 def why_never_read(server: Server, file_name: str) -> str:
     """Why a release never looks for that name on any GPU; empty when it can."""
+    name = parse_file_name(file_name)
+    if name is not None and name.down and not server.separate_down_file:
+        return f"{server.name} {server.version} reads one file for both kernels, never a _down file"
     own = getattr(server, "never_read", None)
     if callable(own) and (reason := own(file_name)):
         return str(reason)
-    name = parse_file_name(file_name)
     if name is None:
         return "names have the form E=..,N=..,device_name=..[,dtype=..][,block_shape=[n, k]].json"
     if not name.device:
@@ -185,8 +187,6 @@ def why_never_read(server: Server, file_name: str) -> str:
         return error.message
     if spelled == file_name:
         return ""
-    if name.down and not server.separate_down_file:
-        return f"{server.name} {server.version} reads one file for both kernels, never a _down file"
     return f"{server.name} {server.version} looks for {spelled}"
 
 

@@ -176,6 +176,7 @@ class _Judging:
         self._kernel: Kernel = "up"
         self._problem: Problem | None = None
         self._complete = False
+        self._keys: tuple[int, ...] = ()
 
     def judge(self, text: bytes) -> Judged:
         name = parse_file_name(self._file_name)
@@ -192,7 +193,7 @@ class _Judging:
         table = self._table(document, text)
         faults = self._launches(table) if can_launch else {}
         self._options(table)
-        self._coverage(table)
+        self._coverage()
         if self._complete and self._judge.model is not None:
             self._predictions(table, faults, self._judge.model)
         return Judged(self._file_name, name, self._problem, table, faults, tuple(self._findings))
@@ -246,6 +247,7 @@ class _Judging:
                 odd.append(key)
             else:
                 keys[key] = number
+        self._keys = tuple(keys.values())
         if odd:
             shown = ", ".join(repr(printable(key, 40)) for key in odd[:6])
             self._say("MOE102", f"the key {shown} is no whole number of tokens: ValueError at load", odd)
@@ -364,8 +366,11 @@ class _Judging:
         for key, ms in odd.items():
             self._say("MOE154", f"{key_list(ms)}: {printable(key, 40)} is no parameter of tuned configs", ms)
 
-    def _coverage(self, table: ConfigTable) -> None:
-        stretches = uncovered(table, self._judge.max_m)
+    def _coverage(self) -> None:
+        """By all keys of the file: an entry that ends the server is no gap besides."""
+        anything = KernelConfig(16, 16, 16, 1)
+        keys = ConfigTable(tuple((m, anything) for m in dict.fromkeys(self._keys)))
+        stretches = uncovered(keys, self._judge.max_m)
         if not stretches:
             return
         shown = "; ".join(map(str, stretches[:3])) + ("; and more" if len(stretches) > 3 else "")
