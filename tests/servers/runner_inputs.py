@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moetune.domain.gpu import Gpu
 from moetune.domain.model import ExpertLayer
 from moetune.domain.quantization import Dtype, Quantization
+from moetune.servers.runner_facts import scheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,3 +93,14 @@ def candidates(rule: Rule, fact: str, default: Sequence[Fact], others: Sequence[
         tried = [*sorted(named, key=repr), *default, *others]
         return [value for value in tried if condition.holds({fact: value})]
     return list(default)
+
+
+def checkpoints(rule: Rule, requested: Sequence[str | None]) -> list[tuple[Quantization, str | None]]:
+    """Quantizations, with what `--quantization` says, whose scheme a rule could hold for."""
+    wanted = [condition for condition in rule.conditions if condition.fact == "scheme"]
+    return [
+        (quantization, word)
+        for quantization in ALL_QUANTIZATIONS
+        for word in dict.fromkeys(requested)
+        if all(condition.holds({"scheme": scheme(quantization, word)}) for condition in wanted)
+    ]

@@ -522,7 +522,7 @@ def inputs_for(rule: Rule) -> Iterator[dict[str, Any]]:
         "deep_gemm",
     ]
     requested = [
-        None if word == "none" else word
+        None if word == "none" else str(word)
         for word in [
             *candidates(rule, "cli", ["none"]),
             "moe_wna16",
@@ -531,13 +531,12 @@ def inputs_for(rule: Rule) -> Iterator[dict[str, Any]]:
             "modelopt_mixed",
         ]
     ]
-    for version, architecture, quantization, gpu, backend, word, a2a, shape in itertools.product(
+    for version, architecture, (quantization, word), gpu, backend, a2a, shape in itertools.product(
         {rule.since, rule.until},
         candidates(rule, "arch", ["SomeForCausalLM"])[:3],
-        use.ALL_QUANTIZATIONS,
+        use.checkpoints(rule, requested),
         gpus,
         dict.fromkeys(backends),
-        requested,
         candidates(rule, "a2a", ["none"], ["mori"]),
         (1024, 96),
     ):

@@ -560,13 +560,12 @@ def inputs_for(rule: Rule) -> Iterator[dict[str, Any]]:
         for capability in candidates(rule, "cc", [90, 120, 100, 75])
     ]
     family = candidates(rule, "family", [""])[0]
-    for version, architecture, quantization, gpu, backend, word, where, shape, flags in itertools.product(
+    for version, architecture, checkpoint, gpu, backend, where, shape, flags in itertools.product(
         dict.fromkeys((rule.since, rule.until)),
         candidates(rule, "arch", ["SomeForCausalLM"], ["SomeForCausalLM"]),
-        use.ALL_QUANTIZATIONS,
+        use.checkpoints(rule, (None, "moe_wna16", "gptq")),
         gpus[:4],
         candidates(rule, "backend", ["auto", "triton", "cutlass"], ["no_such_backend", "cutlass"])[:6],
-        (None, "moe_wna16"),
         (
             ("none", Parallelism(tp=2)),
             ("none", Parallelism(tp=8)),
@@ -585,6 +584,7 @@ def inputs_for(rule: Rule) -> Iterator[dict[str, Any]]:
             )
         ),
     ):
+        quantization, word = checkpoint
         (a2a, parallelism), (lora, gated, bias, flashinfer) = where, flags
         yield {
             "version": ".".join(map(str, version)),
