@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 
@@ -21,7 +21,7 @@ def wheel_cache() -> Path:
     return Path(os.environ.get("MOETUNE_WHEELS") or default)
 
 
-@lru_cache(maxsize=None)
+@cache
 def wheel(package: str, version: str) -> Path:
     """Path of a published wheel, downloaded when the cache lacks it."""
     cache = wheel_cache()
@@ -39,12 +39,12 @@ def wheel(package: str, version: str) -> Path:
     return found[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _archive(package: str, version: str) -> zipfile.ZipFile:
     return zipfile.ZipFile(wheel(package, version))
 
 
-@lru_cache(maxsize=None)
+@cache
 def members(package: str, version: str) -> tuple[str, ...]:
     """Names of all files in a wheel."""
     return tuple(_archive(package, version).namelist())
