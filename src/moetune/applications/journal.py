@@ -123,15 +123,20 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def append(self, kind: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
+    def append(self, kind: str, *, durable: bool = True, **values: Any) -> None:  # noqa: ANN401 - JSON values
         """Write a line, and return when it is on the disk.
+
+        Args:
+            kind: what the line says.
+            durable: wait for the disk; what says less than a measurement may wait for the next line.
+            values: JSON values.
 
         Raises:
             OutputError: when it cannot be written; the lines before it stand.
         """
         line = json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            self._write(line)
+            self._write(line, durable)
         except OSError as error:
             # What was written of the line would be dropped by the next run anyway.
             with contextlib.suppress(OSError):
@@ -142,18 +147,19 @@ class Journal:
             ) from error
         self._length += len(line)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, durable: bool) -> None:
         written = 0
         while written < len(data):
             written += os.pwrite(self._descriptor, data[written:], self._length + written)
-        os.fsync(self._descriptor)
+        if durable:
+            os.fsync(self._descriptor)
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise JournalBusyError(
-                f"another moetune measures this problem on this GPU and holds {printable(str(self.path), 400)}",
+                f"another moetune measures this on this GPU: it holds {printable(str(self.path), 400)}",
                 "wait for it, or end it; then run the same command again",
             ) from error
 
@@ -172,7 +178,7 @@ class Journal:
             os.ftruncate(self._descriptor, self._length)
             os.fsync(self._descriptor)
         documents = [self._parse(number, line) for number, line in enumerate(lines, 1)]
-        header = {
+        header: dict[str, Any] = {
             "schema": SCHEMA,
             "fingerprint": fingerprint(problem),
             "gpu_uuid": gpu_uuid,

@@ -241,6 +241,8 @@ class GuidedSearch:
             if best_place not in compiled:
                 compiled.add(best_place)
                 self._introduced[row] += 1
+            # Further rounds may be asked for before this one is answered.
+            self._book.asked.add((row, best_place))
             self._queue.append((row, best_place))
         if not self._queue:
             self._plan()

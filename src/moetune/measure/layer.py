@@ -33,13 +33,13 @@ from moetune.measure.routing import draw, skew_of
 from moetune.measure.tolerance import RELATIVE_ERROR
 from moetune.measure.worker import ConfigError, SetupError
 from moetune.measure.workload import (
+    MAX_COPIES,
     Circle,
     expert_bytes,
     least_launches,
     needed_bytes,
     plan_circle,
     relabelled,
-    reuse_touches,
 )
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ class GpuBackend:
     def layer(self, task: LayerTask) -> LayerTimed:
         """See `Backend`."""
         data = self._opened()
-        circle = self._circle("up", task.m, task.routing, task.seed)
+        circle = self._layer_circle(data, task)
         routed = self._fresh(circle, task.m, task.routing, task.seed)
         graphs = []
         for pair in task.pairs:
@@ -371,10 +371,7 @@ class GpuBackend:
         samples = timing.interleave(graphs, len(routed.experts), task.rounds)
         del graphs
         torch.cuda.empty_cache()  # each graph had memory of its own
-        copies = min(circle.copies, len(data.weights["up"]))
-        touched = sum(expert_bytes(data.problem, kernel) for kernel in KERNELS)
-        reuse_bytes = reuse_touches(circle.experts, copies) * touched
-        return LayerTimed(samples, reuse_bytes, self._compilations.count)
+        return LayerTimed(samples, circle.reuse_bytes, self._compilations.count)
 
     def check(self, task: CheckTask) -> Checked:
         """See `Backend`."""
@@ -419,8 +416,34 @@ class GpuBackend:
             raise SetupError("no problem is open")
         return self._data
 
+    def _layer_circle(self, data: Data, task: LayerTask) -> Circle:
+        """Both kernels touch their weights in each pass, and rotate their copies together."""
+        touched = sum(expert_bytes(data.problem, kernel) for kernel in KERNELS)
+        copies = min(len(data.weights[kernel]) for kernel in KERNELS)
+        return plan_circle(
+            self._counts(task.m, task.routing, task.seed),
+            data.problem.E,
+            touched,
+            self._properties.L2_cache_size,
+            least_launches(task.m),
+            copies,
+        )
+
     def _circle(self, kernel: Kernel, m: int, routing: str, seed: int) -> Circle:
         """How many experts launches touch is drawn; which, is planned."""
+        assert self._workload is not None
+        problem = self._workload.problem
+        return plan_circle(
+            self._counts(m, routing, seed),
+            problem.E,
+            expert_bytes(problem, kernel),
+            self._properties.L2_cache_size,
+            least_launches(m),
+            MAX_COPIES if self._data is None else len(self._data.weights[kernel]),
+        )
+
+    def _counts(self, m: int, routing: str, seed: int) -> list[int]:
+        """How many different experts some routings touch."""
         assert self._workload is not None
         problem = self._workload.problem
         generator = torch.Generator(device=self._device).manual_seed(seed * 1_000_003 + m)
@@ -429,13 +452,7 @@ class GpuBackend:
         for _ in range(_TRIED_ROUTINGS if m <= 512 else 4):
             ids = draw(problem, m, skew_of(routing), generator)
             counts.append(len(torch.unique(ids[ids != ELSEWHERE])))
-        return plan_circle(
-            counts,
-            problem.E,
-            expert_bytes(problem, kernel),
-            self._properties.L2_cache_size,
-            least_launches(m),
-        )
+        return counts
 
     def _routing(self, kernel: Kernel, m: int) -> Routed:
         assert self._workload is not None

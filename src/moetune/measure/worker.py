@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from moetune.domain.codec import to_json
+from moetune.domain.errors import MoetuneError
 from moetune.domain.text import printable
 from moetune.measure.protocol import (
     REQUESTS,
@@ -113,7 +114,7 @@ def _failure(error: Exception, backend: Backend) -> Failure:
         kind = FailureKind.MEMORY
     elif not backend.healthy():
         kind = FailureKind.DEVICE
-    elif isinstance(error, SetupError):
+    elif isinstance(error, (SetupError, MoetuneError)):
         kind = FailureKind.SETUP
     else:
         kind = FailureKind.CONFIG

@@ -93,7 +93,14 @@ def spread_experts(counts: Sequence[int], experts: int, copies: int) -> list[tup
     return circle
 
 
-def plan_circle(counts: Sequence[int], experts: int, expert_bytes: int, l2_bytes: int, least: int) -> Circle:
+def plan_circle(
+    counts: Sequence[int],
+    experts: int,
+    expert_bytes: int,
+    l2_bytes: int,
+    least: int,
+    most_copies: int = MAX_COPIES,
+) -> Circle:
     """The shortest circle with the fewest copies that keeps the weights cold.
 
     Args:
@@ -103,6 +110,7 @@ def plan_circle(counts: Sequence[int], experts: int, expert_bytes: int, l2_bytes
         expert_bytes: weights of one expert in one kernel.
         l2_bytes: of the GPU.
         least: launches at least.
+        most_copies: copies of the weights that there is room for.
 
     Raises:
         NotColdError: when there is no such circle.
@@ -111,7 +119,7 @@ def plan_circle(counts: Sequence[int], experts: int, expert_bytes: int, l2_bytes
     typical = max(sum(counts) / len(counts), 1.0)
     if max(counts) == 0:
         return Circle(((),) * least, 1, needed)  # an expert-parallel rank without work touches nothing
-    for copies in range(1, MAX_COPIES + 1):
+    for copies in range(1, most_copies + 1):
         start = max(least, math.ceil(needed / (typical * expert_bytes)) + 1, copies)
         for launches in range(-(-start // copies) * copies, start + _MORE_LAUNCHES * copies, copies):
             if launches > _MAX_LAUNCHES:
