@@ -141,6 +141,20 @@ class Places:
                 _fail(self.root / relative, failure)
             raise
 
+    def mark(self, relative: str) -> None:
+        """Make an empty file, in one step.
+
+        Raises:
+            OutputError: when it cannot be made, or is there.
+        """
+        folder, name = self._split(relative)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            os.close(os.open(name, flags, 0o644, dir_fd=folder))
+            os.fsync(folder)
+        except OSError as failure:
+            _fail(self.root / relative, failure)
+
     def remove(self, relative: str) -> None:
         """Remove a file, if it is there, and make that last.
 

@@ -237,7 +237,7 @@ def _user(uid: int) -> str:
 def _as_root(prepared: Prepared) -> str:
     """The same command for another user, with nothing left to the environment."""
     server, request = prepared.target.server, prepared.request
-    words = ["sudo", "-H", sys.executable, "-m", "moetune.cli.main", "install"]
+    words = ["sudo", "-H", sys.executable, "-m", "moetune", "install"]
     words += [str(path.absolute()) for path in request.paths]
     words += ["--root", str(prepared.target.root), "--server", server.name]
     words += ["--server-version", server.version, "--triton-version", server.triton_version, "--yes"]

@@ -61,7 +61,7 @@ def commit(ledger: Ledger, places: Places, journal: Journal) -> tuple[str, ...]:
     before = ledger.manifest
     ledger.write_journal(journal)
     try:
-        places.put(journal.marker, b"")
+        places.mark(journal.marker)
         left = _run(ledger, places, journal.steps)
         ledger.write_manifest(_without(journal, left))
     except BaseException:
@@ -88,8 +88,9 @@ def recover(ledger: Ledger) -> Recovered | None:
     if journal is None:
         return None
     if not _is_marked(journal):
+        # Not begun, or done but for the last few strokes.
         completed = ledger.manifest == journal.manifest
-        if not completed:
+        if completed == (journal.action == "uninstall"):
             _remove_made(journal)
         ledger.drop_journal()
         return Recovered(journal.action, journal.root, completed)
@@ -120,9 +121,9 @@ def _is_marked(journal: Journal) -> bool:
 
 
 def _remove_made(journal: Journal) -> None:
-    """Directories that were made before anything was written; the root itself stays."""
+    """Directories that the install made, as far as they are empty."""
     with contextlib.suppress(OutputError), open_places(Path(journal.root), (), writing=False) as places:
-        for folder in sorted(filter(None, journal.made), key=len, reverse=True):
+        for folder in sorted(journal.made, key=len, reverse=True):
             places.remove_folder(folder)
 
 
