@@ -28,6 +28,7 @@ from moetune.domain.file_names import FileName, parse_file_name
 from moetune.domain.gpu import Gpu, find_gpu
 from moetune.domain.gpu_siblings import siblings
 from moetune.domain.problem import KERNELS, Parallelism
+from moetune.domain.space import dtype_violation
 from moetune.domain.text import printable
 from moetune.servers.protocol import Server, ServerOptions
 from moetune.servers.registry import open_server
@@ -429,6 +430,10 @@ class _Borrowing:
         if translated is None:
             return None
         meaning, notes = translated
+        violation = dtype_violation(meaning.problem.quantization.dtype, gpu)
+        if violation is not None:
+            self._pass(source.path, violation.text)
+            return None
         rank, kinship = kin
         newest = tuple(-number for number in _numbers(source.directory))
         return _Offer(source, meaning, kinship, (rank, newest, str(source.path)), notes)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.predicting import NOISE
 from moetune.domain.config import ConfigTable, KernelConfig
+from moetune.domain.errors import ConfigFileError
 from moetune.domain.keys import m_keys
 from moetune.domain.problem import KERNELS
 from moetune.domain.rules import Stretch, nearest_runnable, uncovered
+from moetune.domain.space import dtype_violation
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -110,6 +112,7 @@ class Borrower:
         self._same_gpu, self._same_vendor = same_gpu, same_vendor
         self._max_m, self._model = max_m, model
         self._allowed = server.allowed_keys(problem)
+        self._no_dot = dtype_violation(problem.quantization.dtype, problem.gpu)
 
     def forget_model(self) -> None:
         """Go on without predictions: the model does not know the GPU's numbers."""
@@ -214,12 +217,26 @@ class Borrower:
         if use_tma and not ("USE_TMA" in self._allowed and self._same_gpu and in_pair):
             use_tma = False
             notes.append("USE_TMA dropped: kept only in pairs, on the GPU where they were timed")
-        return replace(config, extra=tuple(kept), use_tma=use_tma), notes
+        cleaned = replace(config, extra=tuple(kept), use_tma=use_tma)
+        if kept and (refusal := self._refusal(cleaned)):
+            notes.append(f"{', '.join(key for key, _ in kept)} dropped: {refusal}")
+            cleaned = replace(cleaned, extra=())
+        return cleaned, notes
+
+    def _refusal(self, config: KernelConfig) -> str:
+        """Why the server refuses the launch options of an entry on this GPU; empty when it does not."""
+        try:
+            self._server.render_table(self._problem, ConfigTable(((1, config),)))
+        except ConfigFileError as error:
+            return error.message
+        return ""
 
     def _why_not(
         self, config: KernelConfig, kernels: Iterable[Kernel], up: KernelConfig | None = None
     ) -> str:
         """What keeps a config from running right; empty when nothing does."""
+        if self._no_dot is not None:
+            return self._no_dot.text
         for kernel in kernels:
             given = up if kernel == "down" else None
             for problem in self._problems:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from moetune import __version__
 from moetune.applications.config_files import Discovered, Unreadable, discover, read_config
 from moetune.applications.environment import SERVERS, config_trees, find_installed, read_tree
-from moetune.applications.file_meaning import Sizes, guess_server, root_of
+from moetune.applications.file_meaning import Sizes, guess_server, root_of, why_never_read
 from moetune.applications.lint_file import FileJudge, Judged, finding
 from moetune.applications.lint_tree import is_nested, judge_tma, judge_tree
 from moetune.applications.request import DEFAULT_MAX_M, DEFAULT_OUT, Request
@@ -397,7 +397,7 @@ class _Linting:
         if self._gpu is not None:
             spelled = server.device_name(self._gpu)
             lost = [name for name in lost if (parsed := parse_file_name(name)) and parsed.device == spelled]
-        lost = [name for name in lost if parse_file_name(name) is not None]
+        lost = [name for name in lost if parse_file_name(name) and not why_never_read(server, name)]
         if lost:
             self._findings.append(
                 finding(
