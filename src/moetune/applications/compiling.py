@@ -137,6 +137,7 @@ class CompileProcess:
 
     @property
     def stdout(self) -> IO[bytes]:
+        """Where its answers come."""
         assert self.process.stdout is not None
         return self.process.stdout
 

@@ -175,6 +175,10 @@ class Forecast:
             refused=dict(sorted(self.refused.items())),
         )
 
+    def launches(self, kernel: Kernel) -> tuple[Launch, ...]:
+        """The search space of a kernel: what violates nothing."""
+        return self._launches[kernel]
+
     def _worth_trying(self, kernel: Kernel) -> tuple[Launch, ...]:
         """Launches of the search space that violate nothing, each config once."""
         gpu = self._problem.gpu

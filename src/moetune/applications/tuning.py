@@ -152,7 +152,7 @@ def tune_request(
     gaining = [part for part in plan.gpus if part.gains]
     tables = [file for part in gaining for file in _table_files(server, plan, part, reports)]
     written = write_tables(tables, out, force=request.force) if tables else ()
-    found, replaces = _look_again(server, request, gaining, out, environ)
+    found, replaces = look_again(server, request, gaining, out, environ)
     return Tuned(
         plan=plan,
         out=out,
@@ -160,7 +160,7 @@ def tune_request(
         compiled=tuple(reports[part.gpu.torch_name] for part in gaining),
         found=found,
         replaces_shipped=replaces,
-        use_command=_use_command(server, gaining, written, out),
+        use_command=command_to_use(server, gaining, written, out),
         measure_command=measure_command(request),
     )
 
@@ -278,7 +278,7 @@ def _table_files(
     ]
 
 
-def _look_again(
+def look_again(
     server: Server, request: Request, gaining: list[GpuPlan], out: Path, environ: Mapping[str, str]
 ) -> tuple[bool, bool]:
     """Whether the server's lookup finds each file below `out`, and whether it then forgets its own."""
@@ -299,7 +299,8 @@ def _look_again(
     return found, replaces
 
 
-def _use_command(server: Server, gaining: list[GpuPlan], written: tuple[Written, ...], out: Path) -> str:
+def command_to_use(server: Server, gaining: list[GpuPlan], written: tuple[Written, ...], out: Path) -> str:
+    """The command that makes the server read what was written; empty where nothing was."""
     if not written:
         return ""
     if server.directory_variable is not None:

@@ -169,8 +169,6 @@ class Tuner:
         server: the release whose defaults and launches count.
         problem: the problem.
         laboratory: where is measured.
-        launches: the search space of each kernel.
-        model: what ranks it.
         keys: the keys of the tables.
         effort: how hard to try.
         only: search this kernel alone; the other keeps the default's config where that pairs.
@@ -182,15 +180,15 @@ class Tuner:
         server: Server,
         problem: Problem,
         laboratory: Laboratory,
-        launches: Mapping[Kernel, Sequence[Launch]],
-        model: PerformanceModel,
         keys: Keys,
         effort: Effort,
         only: Kernel | None = None,
         started: float | None = None,
     ) -> None:
         self._server, self._problem, self._lab = server, problem, laboratory
-        self._launches, self._model, self._keys, self._effort = launches, model, keys, effort
+        self._keys, self._effort = keys, effort
+        self._launches: Mapping[Kernel, Sequence[Launch]] = {}
+        self._model: PerformanceModel | None = None
         self._only = only
         self._one_file = not server.separate_down_file
         self._known = len(laboratory.times)
@@ -209,12 +207,17 @@ class Tuner:
         lab.use_anchor(Target("up", middle, self._server.default_config(self._problem, "up", middle)))
         lab.want(self._default_targets(self._keys.ms), priority=-1)
 
-    def tune(self) -> Measured:
+    def tune(self, launches: Mapping[Kernel, Sequence[Launch]], model: PerformanceModel) -> Measured:
         """Search, pair, settle.
+
+        Args:
+            launches: the search space of each kernel.
+            model: what ranks it.
 
         Raises:
             MoetuneError: when nothing can be measured any more; what was measured is in the journal.
         """
+        self._launches, self._model = launches, model
         self.begin()
         lab = self._lab
         if self._effort.exhaustive:
@@ -310,6 +313,7 @@ class Tuner:
         ]
 
     def _field(self, kernel: Kernel, ms: Sequence[int]) -> Field:
+        assert self._model is not None
         launches = list(self._launches[kernel])
         predictions = [self._model.predict(self._problem, kernel, m, launches) for m in ms]
         return Field(
@@ -349,6 +353,7 @@ class Tuner:
         launches = [launch for launch in launches if launch.config in known] or launches
         if not launches:
             return []
+        assert self._model is not None
         score = self._model.predict(self._problem, kernel, m, launches).score
         order = np.argsort(score, kind="stable")[:2]
         return [Target(kernel, m, launches[int(place)].config) for place in order]

@@ -390,11 +390,11 @@ class Device:
         if isinstance(answer, Failure) and answer.kind is FailureKind.MEMORY:
             again = self._process.ask(body, seconds)
             if isinstance(again, Failure) and again.kind is FailureKind.MEMORY:
-                error = GpuLostError(
+                short = GpuLostError(
                     f"the GPU {self._uuid} has no memory left: {again.message}",
                     "end what else holds the GPU's memory",
                 )
-                self._report(DeviceGone(self.number, tag, error))
+                self._report(DeviceGone(self.number, tag, short))
                 return False
             if isinstance(again, (Lost, Failure)):
                 again = _blamed(again)
