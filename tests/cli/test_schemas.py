@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Result
 
-NAMES = ("common", "plan", "tune", "replay", "error", "provenance")
+_SUFFIX = ".schema.json"
+NAMES = tuple(
+    sorted(
+        file.name.removesuffix(_SUFFIX)
+        for file in resources.files("moetune").joinpath("schemas").iterdir()
+        if file.name.endswith(_SUFFIX)
+    )
+)
 
 
 def load(name: str) -> dict[str, Any]:
