@@ -62,12 +62,14 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "start_from": (["--start-from", "a.json", "--start-from", "b"], "start_from", ("a.json", "b")),
 }
 ONLY_TUNE = {"out", "force", "compile_configs", "start_from"}
+# These belong to what is done with the answer: test_install.py.
+INSTALL = ("install", "root", "yes", "copy_shipped", "state")
 
 
 def parse(command: click.Command, arguments: list[str], kind: type[Request]) -> Request:
     # click empties the list that it is given
     values = dict(command.make_context(command.name, list(arguments)).params)
-    for name in ("as_json", "no_color", "exit_zero", "effort"):
+    for name in ("as_json", "no_color", "exit_zero", "effort", *INSTALL):
         values.pop(name, None)
     return request_from(values, kind)
 
@@ -92,6 +94,7 @@ def test_every_flag_and_every_field_is_here() -> None:
     shown = {name for parameter in tune.params for name in parameter.opts if name.startswith("--")}
     used = {word for arguments, _, _ in FLAGS.values() for word in arguments if word.startswith("--")}
     used |= {"--compile", "--effort", "--json", "--exit-zero", "--no-color"}
+    used |= {f"--{name.replace('_', '-')}" for name in INSTALL}
     assert shown <= used
 
 

@@ -146,11 +146,12 @@ def find_target(
     here = package.version if package is not None and root is None else None
     version = server_version or here or recorded[0]
     if version is None:
+        reader = f"read {_shown(root)}" if root is not None else "read the files: it is not installed here"
         raise InputError(
-            f"which release of {printable(name, 40)} will read the files is not known: none is installed here"
-            if root is None
-            else f"which release of {printable(name, 40)} will read {_shown(root)} is not known",
-            "add --server-version X.Y.Z",
+            f"nothing says which release of {printable(name, 40)} will {reader}",
+            "add --server-version X.Y.Z"
+            if root is not None
+            else "run moetune in the server's environment, or add --root DIR --server-version X.Y.Z",
         )
     installed = package if package is not None and package.version == version else None
     triton = triton_version

@@ -77,13 +77,12 @@ def install(paths: tuple[Path, ...], yes: bool, dry_run: bool, **values: Any) ->
     sink = sink_from(values)
     from moetune.applications.install_plan import InstallRequest
 
-    run_install(sink, InstallRequest(paths=paths, **values), yes=yes, dry_run=dry_run)
+    installed = run_install(sink, InstallRequest(paths=paths, **values), yes=yes, dry_run=dry_run)
+    sink.document(installed.to_json())
     return 0
 
 
-def run_install(
-    sink: Sink, request: InstallRequest, *, yes: bool, dry_run: bool = False, document: bool = True
-) -> Installed:
+def run_install(sink: Sink, request: InstallRequest, *, yes: bool, dry_run: bool = False) -> Installed:
     """Prepare, show, ask and install; also for `moetune tune --install`."""
     from moetune.applications.install_plan import prepare_install
     from moetune.applications.installing import install as run
@@ -96,20 +95,23 @@ def run_install(
         asked = True
     installed = run(prepared, dry_run=dry_run, asked=asked)
     _show_done(sink, installed)
-    if document:
-        sink.document(installed.to_json())
     return installed
+
+
+def check_can_ask(verb: str, *, yes: bool, root: Path | None) -> None:
+    """Refuse to go on where a person would have to be asked and none is there."""
+    if not (yes or root is not None or (sys.stdin.isatty() and sys.stderr.isatty())):
+        raise InputError(
+            "there is no terminal to ask, and --yes was not given", f"go ahead with: moetune {verb} --yes"
+        )
 
 
 def _ask(sink: Sink, prepared: Prepared) -> Prepared:
     """Ask for what is shown; the answer may be to copy shipped files in too."""
     from moetune.applications.install_plan import prepare_install
 
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        words = ["moetune", "install", *map(str, prepared.request.paths), "--yes"]
-        raise InputError(
-            "there is no terminal to ask, and --yes was not given", f"go ahead with: {shlex.join(words)}"
-        )
+    words = shlex.join(["install", *map(str, prepared.request.paths)])
+    check_can_ask(words, yes=False, root=None)
     if prepared.checked.hidden and click.confirm(
         f"Copy the {len(prepared.checked.hidden)} shipped files in too?", default=False, err=True
     ):

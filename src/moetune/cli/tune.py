@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moetune.applications.request import DEFAULT_OUT, TuneRequest
+from moetune.cli.install import PLACE, STATE, check_can_ask, run_install
 from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_from, with_options
 from moetune.cli.output import Prose
+from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
     from moetune.applications.tuning import Tuned
@@ -18,6 +20,7 @@ _EPILOG = """\b
 Examples:
   moetune tune Qwen/Qwen3.5-122B-A10B --tp 4 --gpu "NVIDIA H200" --out configs
   moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --gpu "NVIDIA A100-SXM4-80GB"
+  moetune tune Qwen/Qwen3-30B-A3B --gpu "NVIDIA L40S" --install --root image/moe-configs
 
 \b
 Exit codes: 0 files are there; 1 nothing to gain on any of the GPUs, and nothing was written;
@@ -46,12 +49,15 @@ _TUNE = (
         show_default=True,
         help="Compile what was chosen before it is written, where Triton is installed.",
     ),
+    click.option("--install", is_flag=True, help="Then install what was written, as `moetune install` does."),
+    *PLACE,
+    STATE,
 )
 
 
 @click.command(epilog=_EPILOG)
 @with_options(*REQUEST, *_TUNE, *OUTPUT)
-def tune(effort: str, **values: Any) -> int:  # noqa: ANN401 - click's values
+def tune(effort: str, install: bool, yes: bool, **values: Any) -> int:  # noqa: ANN401 - click's values
     """Find configs for the fused-MoE Triton kernel and write the files that the server reads, with
     their provenance beside them.
 
@@ -61,6 +67,11 @@ def tune(effort: str, **values: Any) -> int:  # noqa: ANN401 - click's values
     del effort  # there is one so far
     sink = sink_from(values)
     exit_zero = values.pop("exit_zero")
+    place = {name: values.pop(name) for name in ("root", "copy_shipped", "state")}
+    if install:
+        check_can_ask("tune ... --install", yes=yes, root=place["root"])
+    elif any(place.values()):
+        raise InputError("--root, --copy-shipped and --state say how to install", "add --install")
     request = request_from(values, TuneRequest)
     from moetune.applications.tuning import tune_request
     from moetune.cli.report import show_plan
@@ -68,8 +79,27 @@ def tune(effort: str, **values: Any) -> int:  # noqa: ANN401 - click's values
     tuned = tune_request(request)
     show_plan(sink, tuned.plan)
     _show_files(sink, tuned)
-    sink.document(tuned.to_json())
+    document = tuned.to_json()
+    if install and tuned.files:
+        document["installed"] = _install(sink, tuned, place, yes)
+    sink.document(document)
     return exit_code(tuned.plan.gains, exit_zero)
+
+
+def _install(sink: Sink, tuned: Tuned, place: dict[str, Any], yes: bool) -> dict[str, Any]:
+    """Install exactly what was written, for the server that it was written for."""
+    from moetune.applications.install_plan import InstallRequest
+
+    server = tuned.plan.server
+    request = InstallRequest(
+        paths=tuple(file.path for file in tuned.files),
+        server=server.name,
+        server_version=server.version,
+        triton_version=server.triton_version,
+        **place,
+    )
+    sink.line()
+    return run_install(sink, request, yes=yes).to_json()
 
 
 def _show_files(sink: Sink, tuned: Tuned) -> None:
