@@ -21,6 +21,7 @@ from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask
 from moetune.domain.landscape import read_landscape
 from moetune.domain.resources import shared_memory_bytes
 from moetune.measure.protocol import (
+    PROTOCOL,
     Checked,
     CheckTask,
     DeviceFacts,
@@ -77,6 +78,8 @@ class FakeGpu:
         self._settings = settings()
         if Path(self._settings.get("gone", "/nonexistent")).exists():
             raise RuntimeError("No CUDA GPUs are available")
+        if Path(self._settings.get("once", "/nonexistent") + sys.argv[-1]).exists():
+            raise RuntimeError("No CUDA GPUs are available")
         path = self._settings.get("landscape")
         self._landscape = read_landscape(Path(path)) if path else None
         self._healthy = True
@@ -85,7 +88,16 @@ class FakeGpu:
 
     def facts(self) -> DeviceFacts:
         return DeviceFacts(
-            "NVIDIA H200", sys.argv[-1], "9.0", 132, 60 << 20, 141 << 30, 140 << 30, "fake", "fake"
+            "NVIDIA H200",
+            sys.argv[-1],
+            "9.0",
+            132,
+            60 << 20,
+            141 << 30,
+            140 << 30,
+            "fake",
+            "3.6.0",
+            self._settings.get("protocol", PROTOCOL),
         )
 
     def healthy(self) -> bool:
@@ -151,8 +163,13 @@ class FakeGpu:
         if fault == "gone":
             Path(self._settings["gone"]).touch()
             os._exit(1)
-        if fault == "nonsense":
-            print("this is no JSON", file=os.fdopen(3, "w") if False else sys.stdout, flush=True)
+        if fault == "gone once" and not Path(self._settings["once"]).exists():
+            Path(self._settings["once"]).touch()
+            Path(self._settings["once"] + sys.argv[-1]).touch()
+            os._exit(1)
+        if fault == "chatter":
+            sys.stdout.write("a library greets on stdout\n")
+            sys.stdout.flush()
 
     def layer(self, task: LayerTask) -> LayerTimed:
         self._log("layer", m=task.m, pairs=len(task.pairs), routing=task.routing)
@@ -181,9 +198,14 @@ class FakeGpu:
         return Peaks(790.0, 4300.0)
 
 
+def say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
 def compiler() -> None:
     """A compiling process; see `moetune.measure.compile`."""
-    print(json.dumps({"triton": "fake"}), flush=True)
+    say({"triton": "fake"})
     for line in sys.stdin:
         request = json.loads(line)
         task = CompileTask.from_json(request["task"])
@@ -202,7 +224,7 @@ def compiler() -> None:
             )
         if fault == "too much shared memory":
             result = CompileResult(CompileStatus.OK, shared_bytes=400_000)
-        print(json.dumps({"number": request["number"], "result": result.to_json()}), flush=True)
+        say({"number": request["number"], "result": result.to_json()})
 
 
 if __name__ == "__main__":

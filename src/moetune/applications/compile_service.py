@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from moetune.domain.config import KernelConfig
+    from moetune.domain.problem import Kernel
+
 _STARTS = 3
 """Processes in a row that may die before they say hello."""
 
@@ -79,6 +82,16 @@ class CompileService:
                     self._known.add(task)
                     heapq.heappush(self._heap, (priority, longest_first(task), task))
         self._wake()
+
+    def drop(self, kernel: Kernel, config: KernelConfig) -> None:
+        """Forget what waits of a config: what broke the compiler once would break it for other m too."""
+        with self._lock:
+            self._heap = [
+                item
+                for item in self._heap
+                if (item[2].launch.kernel, item[2].launch.config) != (kernel, config)
+            ]
+            heapq.heapify(self._heap)
 
     @property
     def cores(self) -> int:

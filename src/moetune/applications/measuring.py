@@ -11,7 +11,7 @@ import queue
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -291,8 +291,9 @@ class Laboratory:
             if not isinstance(answer, LayerTimed):
                 self._journal.append("layer failed", key=key, why=_message(answer))
                 return None
-            self._journal.append("layer", key=key, **rounded(to_json(answer)))
-            self.layers[key] = answer
+            values = rounded(to_json(answer))
+            self._journal.append("layer", key=key, **values)
+            self.layers[key] = _layer(values)
         return self.layers.get(key)
 
     def check(self, kernel: Kernel, m: int, config: KernelConfig) -> Checked | None:
@@ -372,7 +373,8 @@ class Laboratory:
         )
         targets = self._compiling.pop(task, set())
         if why:
-            self._fail(launch.kernel, launch.config, why)
+            if (launch.kernel, launch.config) not in self.failed:
+                self._fail(launch.kernel, launch.config, why)
             return
         self.compiled[task] = result
         for target in targets:
@@ -410,15 +412,17 @@ class Laboratory:
             self._on_time(bench, target, event.answer)
 
     def _on_time(self, bench: _Bench, target: Target, timed: Timed) -> None:
+        values = rounded(to_json(timed))
         self._journal.append(
             "time",
             kernel=target.kernel,
             m=target.m,
             config=_config_json(target.config),
             device=bench.device.number,
-            **rounded(to_json(timed)),
+            **values,
         )
-        self._note(target, timed.time_us, timed.spread)
+        # As a resumed run will read it: the same times lead to the same questions.
+        self._note(target, values["time_us"], values["spread"])
         self.measured += 1
         self.compilations = max(self.compilations, timed.compilations)
         self._pending.discard(target)
@@ -467,10 +471,16 @@ class Laboratory:
 
     def _note_failure(self, kernel: Kernel, config: KernelConfig, why: str) -> None:
         self.failed[kernel, config] = why
+        if self._service is not None:
+            self._service.drop(kernel, config)
         lost = [t for t in self._pending if t.kernel == kernel and t.config == config]
         for target in lost:
             self._pending.discard(target)
             self._tell(target, None)
+        for task in [
+            task for task in self._compiling if (task.launch.kernel, task.launch.config) == (kernel, config)
+        ]:
+            del self._compiling[task]
         for targets in self._ready.values():
             targets[:] = [t for t in targets if (t.kernel, t.config) != (kernel, config)]
         for target in [t for t in self.times if t.kernel == kernel and t.config == config] + lost:
@@ -561,8 +571,7 @@ class Laboratory:
             elif kind == "failed":
                 self._note_failure(line["kernel"], _config(line["config"]), line["why"])
             elif kind == "layer":
-                samples = tuple(tuple(row) for row in line["samples_us"])
-                self.layers[line["key"]] = LayerTimed(samples, line["reuse_bytes"], line["compilations"])
+                self.layers[line["key"]] = _layer(line)
             elif kind == "check":
                 self.checks[line["key"]] = Checked(line["relative_error"], line["tolerance"])
 
@@ -570,6 +579,11 @@ class Laboratory:
         self.times[target], self.spreads[target] = time_us, spread
         key = (target.kernel, target.m)
         self._best[key] = min(time_us, self._best.get(key, time_us))
+
+
+def _layer(values: Mapping[str, Any]) -> LayerTimed:
+    samples = tuple(tuple(row) for row in values["samples_us"])
+    return LayerTimed(samples, values["reuse_bytes"], values["compilations"])
 
 
 def _message(answer: object) -> str:
