@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.applications import borrow as borrow_module
-from moetune.applications import environment, lint, planning
-from moetune.applications.borrow import Borrow, BorrowRequest, borrow
+from moetune.applications import borrow_sources, environment, lint, planning
+from moetune.applications.borrow import borrow
+from moetune.applications.borrow_answer import Borrow, BorrowRequest
 from moetune.applications.borrow_tables import Action, Borrower
 from moetune.applications.catalogue import nearby, tuned_files
 from moetune.applications.environment import published_tree
 from moetune.applications.file_meaning import Sizes, meaning_of
-from moetune.applications.lint import LintRequest
 from moetune.applications.lint_file import FileJudge
+from moetune.applications.lint_report import LintRequest
 from moetune.applications.provenance import Kind, read_provenance
 from moetune.applications.start_from import configs_of
 from moetune.domain.catalogue import published
@@ -60,7 +60,7 @@ SIZES: dict[str, Any] = {"hidden": 2048, "topk": 8}
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lint, planning, borrow_module):
+    for module in (lint, planning, borrow_sources):
         monkeypatch.setattr(module, "find_installed", lambda _: None)
 
 
@@ -541,7 +541,7 @@ class TestInstalled:
             }
             return known.get(name)
 
-        for module in (lint, planning, borrow_module):
+        for module in (lint, planning, borrow_sources):
             monkeypatch.setattr(module, "find_installed", find)
         gpu = "NVIDIA H20"
         before = lint.lint(LintRequest(installed=True), {})

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from moetune.applications import environment, lint, planning
-from moetune.applications.lint import Linted, LintRequest
 from moetune.applications.lint_file import FileJudge
+from moetune.applications.lint_report import Linted, LintRequest
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.findings import Severity
 from moetune.servers.registry import open_server

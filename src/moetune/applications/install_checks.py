@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.config_files import read_config
 from moetune.applications.install_target import is_nested
-from moetune.applications.lint_file import FileJudge, Judged, finding
-from moetune.applications.lint_tree import judge_tma, judge_tree
+from moetune.applications.lint_file import FileJudge
+from moetune.applications.lint_findings import Judged, finding
+from moetune.applications.lint_tree import judge_tma, judge_tree, order_of
 from moetune.applications.output import check_path
 from moetune.applications.request import DEFAULT_MAX_M
 from moetune.domain.errors import ConfigFileError, MoetuneError, OutputError
 from moetune.domain.file_names import parse_file_name
 from moetune.domain.findings import Severity
+from moetune.domain.rules import find
 from moetune.servers.protocol import ConfigTree, Outcome, ServerOptions
 
 if TYPE_CHECKING:
@@ -178,16 +180,21 @@ class _Checking:
         self._findings.append(finding(code, message, path))
 
     def _hidden(self) -> tuple[str, ...]:
-        """Shipped files of shapes that have no file in a tree that replaces the shipped one."""
+        """Shipped files that would be read, of shapes without a file in a tree that replaces them."""
         if len(self._trees) < 2 or not self._replaces():
             return ()
         mine, shipped = self._trees[0], self._trees[-1]
         kept = {_shape(name) for names in (mine.directories or {}).values() for name in names}
+        lost = {name for names in (shipped.directories or {}).values() for name in names}
+        order = order_of(self._server, shipped).directories
+        # Of a name that lies in several directories the server reads one: copies behind it hide nothing.
+        first = {name: find(name, shipped.directories or {}, order).directory for name in lost}
         return tuple(
-            f"{directory}/{name}"
-            for directory, names in sorted((shipped.directories or {}).items())
-            for name in sorted(names)
-            if _shape(name) not in kept and _has_grammar(f"configs/{directory}/{name}")
+            sorted(
+                f"{directory}/{name}"
+                for name, directory in first.items()
+                if directory and _shape(name) not in kept and _has_grammar(f"configs/{directory}/{name}")
+            )
         )
 
     def _replaces(self) -> bool:

@@ -14,7 +14,7 @@ from moetune.applications.atomic import open_places
 from moetune.applications.config_files import Unreadable, read_config
 from moetune.applications.install_checks import check
 from moetune.applications.install_target import Source, Target, find_target, is_nested, read_sources
-from moetune.applications.lint import finding_to_json
+from moetune.applications.lint_report import finding_to_json
 from moetune.applications.manifest import MAX_FILE_BYTES, check_target, digest
 from moetune.applications.provenance import Kind, provenance_name, read_provenance
 from moetune.domain.config import ConfigTable

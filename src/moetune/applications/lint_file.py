@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from moetune.applications.config_files import MAX_FILE_BYTES
 from moetune.applications.file_meaning import Sizes, gpu_of, meaning_of, why_never_read
+from moetune.applications.lint_findings import Judged, finding, key_list
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import ConfigFileError, MoetuneError, UnknownGpuError
 from moetune.domain.file_names import FileName, parse_file_name
-from moetune.domain.finding_codes import all_codes
 from moetune.domain.findings import Finding
 from moetune.domain.problem import Kernel, Problem
 from moetune.domain.rules import Fault, launch_faults, meetings, uncovered
@@ -32,55 +31,8 @@ if TYPE_CHECKING:
     from moetune.servers.protocol import Server
 
 _LIMITS = JsonLimits(max_bytes=MAX_FILE_BYTES)
-_SHOWN_KEYS = 24
 FAR_FROM_PREDICTION = 1.3
 """An entry is reported where the server's default is predicted to be this much faster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One config file as it was judged.
-
-    Attributes:
-        file_name: its bare name.
-        name: the same taken apart; None for what is no name.
-        problem: what it is for on the GPU it was judged for; None where that is not known.
-        table: the entries that the server can read.
-        faults: m to what is wrong with the launch of its entry.
-        findings: what there is to say.
-    """
-
-    file_name: str
-    name: FileName | None
-    problem: Problem | None = None
-    table: ConfigTable = field(default_factory=lambda: ConfigTable(()))
-    faults: Mapping[int, tuple[Fault, ...]] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
-
-
-def finding(
-    code: str,
-    message: str,
-    where: str,
-    *,
-    keys: Iterable[object] = (),
-    facts: Iterable[tuple[str, str]] = (),
-    cost: str = "",
-    mend: str = "",
-) -> Finding:
-    """A finding, with the keys of the file that it is about among the facts."""
-    listed = list(keys)
-    of_keys = [("keys", " ".join(map(str, listed))), ("entries", str(len(listed)))] if listed else []
-    return Finding(
-        all_codes()[code], printable(message, 600), printable(where, 400), (*of_keys, *facts), cost, mend
-    )
-
-
-def key_list(keys: Sequence[object]) -> str:
-    """Keys for a message: `key 8`, `keys 8, 16 and 4 more`."""
-    shown = ", ".join(printable(str(key), 24) for key in keys[:_SHOWN_KEYS])
-    more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
-    return f"{'key' if len(keys) == 1 else 'keys'} {shown}{more}"
 
 
 class FileJudge:

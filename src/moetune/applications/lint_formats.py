@@ -13,7 +13,7 @@ from moetune.domain.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from moetune.applications.lint import Linted
+    from moetune.applications.lint_report import Linted
     from moetune.domain.findings import Code, Finding
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

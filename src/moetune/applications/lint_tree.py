@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moetune.applications.lint_file import Judged, finding, key_list
+from moetune.applications.lint_findings import Judged, finding, key_list
 from moetune.domain.file_names import parse_file_name
 from moetune.domain.gpu import Gpu
 from moetune.domain.problem import Problem

@@ -17,7 +17,7 @@ from moetune.cli.tables import Column, Table
 from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
-    from moetune.applications.borrow import Borrow, Lent
+    from moetune.applications.borrow_answer import Borrow, Lent
     from moetune.applications.borrow_list import Listing
     from moetune.applications.catalogue import TunedFile
     from moetune.cli.output import Sink
@@ -79,8 +79,8 @@ def borrow(
         _show_listing(sink, listing, show_all)
         sink.document(listing.to_json())
         return 0 if listing.found or exit_zero else 1
-    from moetune.applications.borrow import BorrowRequest
     from moetune.applications.borrow import borrow as run
+    from moetune.applications.borrow_answer import BorrowRequest
 
     answer = run(BorrowRequest(paths=paths, **values))
     _show(sink, answer, show_all)

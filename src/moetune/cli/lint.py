@@ -17,7 +17,7 @@ from moetune.domain.findings import Severity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moetune.applications.lint import Linted
+    from moetune.applications.lint_report import Linted
     from moetune.domain.findings import Finding
 
 _SEVERITIES = {severity.value.replace(" ", "-"): severity for severity in Severity} | {
@@ -104,8 +104,8 @@ def lint(
         raise InputError("--json and --format name two formats", "leave one of them out")
     sink = sink_from(values)
     exit_zero = values.pop("exit_zero")
-    from moetune.applications.lint import LintRequest
     from moetune.applications.lint import lint as run
+    from moetune.applications.lint_report import LintRequest
 
     linted = run(LintRequest(paths=paths, gpu=gpu, **values))
     if form == "text":
