@@ -154,6 +154,7 @@ class LogReader:
         self._cache: dict[str, tuple[say.Event, ...]] = {}
         self._used: tuple[str, int] = ("", 0)
         self._server: say.ServerName | None = None
+        self._waiting: list[tuple[say.Event, Hit]] = []
 
     def finish(self) -> LogFacts:
         """What all the lines add up to: a crash before any line of a server belongs to the only one."""
@@ -173,7 +174,7 @@ class LogReader:
             record = hit
             if number:
                 line = read_line(text.encode("utf-8", "replace"))
-                record = replace(hit, line=line, before=())
+                record = replace(hit, line=line)
                 text = line.text
             for event in self._read(text) or self._joined(record, text):
                 self._note(event, record)
@@ -193,6 +194,8 @@ class LogReader:
 
     def _joined(self, hit: Hit, text: str) -> tuple[say.Event, ...]:
         """A line that was wrapped: a terminal, a pager or a mail put it into several."""
+        if hit.line.starts_record and not self._opens(text):
+            return ()
         after: list[str] = []
         for line in hit.after:
             if line.starts_record:
@@ -225,6 +228,14 @@ class LogReader:
         # uvicorn's last line is that of any web server.
         if event.server is not None and not isinstance(event, say.Ready):
             self._server = event.server
+            # What both servers print, before anything told which one this is.
+            waiting, self._waiting = self._waiting, []
+            for earlier, where in waiting:
+                self._note(earlier, where)
+        elif self._server is None and isinstance(event, say.RunnerChosen):
+            if len(self._waiting) < _MAX_CRASHES:
+                self._waiting.append((event, hit))
+            return
         note = _NOTES.get(type(event))
         if note is not None:
             note(self, event, hit)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Facts = tuple[tuple[str, str], ...]
 _MAX_LISTED = 6
+_MAX_FACT = 1024
 
 
 class Judge:
@@ -395,8 +396,10 @@ def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def make_finding(
     code: str, message: str, where: str = "", *, facts: Facts = (), cost: str = "", mend: str = ""
 ) -> Finding:
-    """A finding of a packaged code."""
-    return Finding(find_code(code), message, where, facts, cost, mend)
+    """A finding of a packaged code; a command that could steer a terminal is not offered."""
+    safe = all(command.isprintable() for command in mend.split("\n"))
+    clean = tuple((name, printable(value, _MAX_FACT)) for name, value in facts)
+    return Finding(find_code(code), printable(message, _MAX_FACT), where, clean, cost, mend if safe else "")
 
 
 def _shape_text(shape: Shape) -> str:

@@ -14,6 +14,7 @@ import stat
 import sys
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -34,6 +35,9 @@ MAX_RATIO = 600
 """Times that it may expand, once it gave more than a few chunks: logs reach 100."""
 
 _BEHIND = 1 << 14
+_PIECE = 1 << 13
+_LINES_BEFORE = 4
+_LINES_AFTER = 8
 _MAX_PARTS = 64  # pieces of 16 KiB into which a container engine cuts one line
 _SAMPLE = 1 << 16
 # Requests and batches of both servers: no line that any grammar reads. Each alternative is bounded
@@ -44,7 +48,7 @@ _ORDINARY = re.compile(
     rb"|\[[0-9][^\]\n]{9,40}\] INFO:     [^\n]*\n"
     rb"|(?:\([A-Za-z][\w .=-]{0,40}\) )?INFO:     [0-9][^\n]*\n"
     rb"|(?:\([A-Za-z][\w .=-]{0,40}\) )?INFO [0-9][^\n\[]{10,20}\[loggers\.py:\d{1,5}\] Engine \d[^\n]*\n"
-    rb"|\n)){1,4000}"
+    rb"|\n{1,4096})){1,4000}"
 )
 _MAGIC = {
     b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
@@ -74,7 +78,7 @@ class LogSource:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Hit:
     """A line that may say something.
 
@@ -82,20 +86,29 @@ class Hit:
         line: without its prefixes.
         number: of the line in its log, from 1.
         source: the log.
-        before: lines before it that may begin the record that it continues, nearest last.
-        after: lines after it that may continue it.
     """
 
     line: LogLine
     number: int
     source: LogSource
-    before: tuple[LogLine, ...]
-    after: tuple[LogLine, ...]
+    _buffer: bytes = field(repr=False)
+    _start: int
+    _end: int
 
     @property
     def where(self) -> str:
         """File and line."""
         return f"{printable(self.source.name, 200)}:{self.number}"
+
+    @cached_property
+    def before(self) -> tuple[LogLine, ...]:
+        """Lines before it that may begin the record that it continues, nearest last."""
+        return tuple(_lines_before(self._buffer, self._start, _LINES_BEFORE))
+
+    @cached_property
+    def after(self) -> tuple[LogLine, ...]:
+        """Lines after it that may continue it."""
+        return tuple(_lines_after(self._buffer, self._end, _LINES_AFTER))
 
 
 class HitReader:
@@ -180,16 +193,14 @@ class HitReader:
 
 
 def _hit(source: LogSource, buffer: bytes, start: int, end: int, number: int) -> tuple[Hit, int]:
-    line = read_line(buffer[start:end])
-    before = tuple(_lines_before(buffer, start, 4))
+    line, first = read_line(buffer[start:end]), start
+    if not line.wrapped_by:
+        return Hit(line, number, source, buffer, first, end), end
     parts = [line.text]
-    if line.wrapped_by and before and before[-1].continues:
-        heads = []
-        for earlier in reversed(before):
-            if not earlier.continues:
-                break
-            heads.append(earlier.text)
-        parts = [*reversed(heads), *parts]
+    for earlier in reversed(_lines_before(buffer, start, _LINES_BEFORE)):
+        if not earlier.continues:
+            break
+        parts.insert(0, earlier.text)
     joined = line
     while joined.continues and end < len(buffer) and len(parts) < _MAX_PARTS:
         start, end = end + 1, buffer.find(b"\n", end + 1)
@@ -198,8 +209,7 @@ def _hit(source: LogSource, buffer: bytes, start: int, end: int, number: int) ->
         parts.append(joined.text)
     if len(parts) > 1:
         line = LogLine("".join(parts), line.rank, True)
-    after = tuple(_lines_after(buffer, end, 8))
-    return Hit(line, number, source, before, after), end
+    return Hit(line, number, source, buffer, first, end), end
 
 
 def _lines_before(buffer: bytes, start: int, count: int) -> list[LogLine]:
@@ -302,9 +312,9 @@ def _expanded(source: LogSource, chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Expand gzip, of several members too, to a limit; damage ends it and is told."""
     expander = zlib.decompressobj(wbits=31)
     given = taken = 0
-    for chunk in chunks:
-        taken += len(chunk)
-        data = chunk
+    for piece in _pieces(chunks):
+        taken += len(piece)
+        data = piece
         while data:
             try:
                 text = expander.decompress(data, CHUNK)
@@ -329,6 +339,13 @@ def _expanded(source: LogSource, chunks: Iterator[bytes]) -> Iterator[bytes]:
                 fresh = False
     if taken and not (expander.eof or fresh):
         source.problems.append("its gzip data is cut off")
+
+
+def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Small ones: of a damaged piece nothing is given."""
+    for chunk in chunks:
+        for start in range(0, len(chunk), _PIECE):
+            yield chunk[start : start + _PIECE]
 
 
 def _recoded(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:

@@ -136,7 +136,8 @@ def lookalike(crash: Crash, server: Server) -> str:
             for m in (1, *(switch + 1 for switch in release.default_switches(problem))):
                 config = release.default_config(problem, "up", m)
                 if _needs(release, problem, "up", config) == crash.resources.required:
-                    return f"the default of {server.name} {version} for {quant} experts ({config}) needs just that"
+                    text = f"the default of {server.name} {version} for {quant} experts"
+                    return f"{text} ({config}) needs just that"
     return ""
 
 

@@ -7,6 +7,8 @@ name that stands in the log.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 from moetune.domain.errors import MoetuneError
@@ -15,6 +17,7 @@ from moetune.domain.model import ExpertLayer, read_expert_layer
 from moetune.domain.packaged_models import find_packaged, packaged_models
 from moetune.domain.problem import Parallelism, Problem
 from moetune.domain.quantization_names import parse_quantization
+from moetune.domain.text import printable
 from moetune.domain.version import parse_release
 from moetune.servers.protocol import ServerOptions
 from moetune.servers.registry import open_server
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_TP = 64
 _DP = (1, 2, 4, 8, 16)
+_MAX_RANKS = MAX_TP * _DP[-1]
 _PADDING = 128  # columns by which a server may fill up a slice
 
 # Releases that a log can be of, oldest first: those whose wheels were read.
@@ -126,15 +130,20 @@ def guess_version(
         if facts.since <= parse_release(text) and (not facts.until or parse_release(text) <= facts.until)
     ] or list(every)
     triton = running_triton(facts)
-    fitting = [text for text in fitting if open_server(facts.name, text).triton_version == triton] or fitting
+    fitting = [text for text in fitting if _open(facts.name, text).triton_version == triton] or fitting
     for crash in facts.crashes.values():
         if explains is not None and crash.resources is not None:
-            fitting = [text for text in fitting if explains(crash, open_server(facts.name, text))] or fitting
+            fitting = [text for text in fitting if explains(crash, _open(facts.name, text))] or fitting
     if len(fitting) == 1:
         return VersionGuess(fitting[0], f"{fitting[0]} (by its lines)", False)
     if len(fitting) == len(every):
         return VersionGuess(fitting[-1], "of unknown release", False)
     return VersionGuess(fitting[-1], f"between {fitting[0]} and {fitting[-1]} (by its lines)", False)
+
+
+@lru_cache(maxsize=64)
+def _open(name: str, version: str) -> Server:
+    return open_server(name, version)
 
 
 def running_triton(facts: ServerFacts) -> str:
@@ -150,7 +159,7 @@ def gpu_of(device: str, known: Known) -> tuple[Gpu, bool]:
     try:
         return find_gpu(name, compute_capability=known.compute_capability), True
     except MoetuneError:
-        return Gpu(torch_name=device.replace("_", " ")), False
+        return Gpu(torch_name=printable(device.replace("_", " "))), False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +189,8 @@ def guess_model(start: Start | None, known: Known) -> ModelGuess:
 
 def packaged_layer(name: str) -> ModelGuess:
     """A model that a log names, from the packaged checkpoints only."""
-    if not name:
+    # A name that could steer a terminal is not one to offer for pasting.
+    if not name or not name.isprintable():
         return ModelGuess("", None)
     exact = find_packaged(name)
     found = exact or find_packaged(name.rstrip("/").rpartition("/")[2])
@@ -192,6 +202,7 @@ def packaged_layer(name: str) -> ModelGuess:
     return ModelGuess(name, layer, f"taken for {found.name} by the last part of its path")
 
 
+@lru_cache(maxsize=256)
 def _layer(packaged: str) -> ExpertLayer | None:
     model = packaged_models()[packaged]
     try:
@@ -243,9 +254,7 @@ def _fits(
     for off in dict.fromkeys((unfused, not unfused) if layer.num_shared_experts else (unfused,)):
         options = ServerOptions(disable_shared_experts_fusion=off)
         seen = False
-        for split in _splits(server, start, free=free):
-            if not _plausible(name, layer, server, split, redundant):
-                continue
+        for split in _splits(name, layer, server, start, redundant, free=free):
             try:
                 problem = server.problem(layer, replace(split, redundant_experts=redundant), gpu, options)
                 fits = server.file_name(problem, name.kernel) == name.file
@@ -258,42 +267,72 @@ def _fits(
             return
 
 
-def _plausible(
-    name: ConfigName, layer: ExpertLayer, server: Server, split: Parallelism, redundant: int
-) -> bool:
-    """A cheap look at E and N, before the server's own rules are asked."""
+def _splits(
+    name: ConfigName, layer: ExpertLayer, server: Server, start: Start | None, redundant: int, *, free: bool
+) -> Iterator[Parallelism]:
+    """The splits that can give E and N of a file, fewest ranks first; the server's rules decide."""
+    said = _Said() if free else _said(start)
+    if said is None:
+        return
+    slices = _slices(layer.intermediate_size, name.N, padded=server.name == "vllm")
+    spreads = _spreads(layer.num_experts + redundant, name.E, layer.num_shared_experts)
     if server.name == "vllm":
-        ranks = split.tp * split.dp if split.ep > 1 else 1
-        slices = 1 if split.ep > 1 else split.tp * split.dp
-    else:
-        ranks, slices = split.ep, split.tp // split.ep
-    N = layer.intermediate_size / slices
-    fits = abs(N - name.N) < _PADDING or N == 2 * name.N  # packed two to a byte
-    return fits and abs(name.E * ranks - layer.num_experts - redundant) <= ranks * layer.num_shared_experts
+        whole = [ranks for ranks in slices if 1 in spreads]
+        spread = [ranks for ranks in spreads if 1 in slices]
+        for ep, counts in ((1, whole), (2, spread)):
+            for ranks, dp in product(counts, _DP):
+                if ranks % dp == 0 and ranks // dp <= MAX_TP and said.allows(ranks // dp, ep, dp):
+                    yield Parallelism(ranks // dp, ep, dp)
+        return
+    # SGLang's dp changes neither E nor N.
+    for ep, count in product(spreads, slices):
+        if ep * count <= MAX_TP and said.allows(ep * count, ep, None):
+            yield Parallelism(ep * count, ep)
 
 
-def _splits(server: Server, start: Start | None, *, free: bool) -> Iterator[Parallelism]:
-    said: dict[str, int | None] = {"tp": None, "ep": None, "dp": None}
-    if start is not None and not free:
-        said["tp"] = start.number("tp_size", "tensor_parallel_size")
-        said["dp"] = start.number("dp_size", "data_parallel_size")
-        said["ep"] = start.number("ep_size")
-        expert_parallel = start.values.get("enable_expert_parallel")
-        if expert_parallel is not None:
-            said["ep"] = 2 if expert_parallel == "True" else 1
-    elif not free:
-        return
-    if server.name == "vllm":
-        for dp in (said["dp"],) if said["dp"] else _DP:
-            for tp in (said["tp"],) if said["tp"] else range(1, MAX_TP + 1):
-                for ep in (said["ep"],) if said["ep"] else (1, 2):
-                    yield Parallelism(tp, ep, dp)
-        return
-    for tp in (said["tp"],) if said["tp"] else range(1, MAX_TP + 1):
-        divisors = [ep for ep in range(1, tp + 1) if tp % ep == 0]
-        for ep in (said["ep"],) if said["ep"] else divisors:
-            # SGLang's dp changes neither E nor N.
-            yield Parallelism(tp, ep)
+def _slices(columns: int, N: int, *, padded: bool) -> list[int]:
+    """Into how many slices an expert is cut; a server may pack two to a byte, or fill a slice up."""
+    if N < 1:
+        return []
+    exact = {columns // size for size in (N, 2 * N) if columns % size == 0}
+    filled: set[int] = set()
+    if padded and N % _PADDING == 0:
+        # A slice of N - 127 to N columns is filled up to N.
+        most = min(_MAX_RANKS, columns // (N - _PADDING + 1))
+        filled = set(range(-(-columns // N), most + 1))
+    return sorted(count for count in exact | filled if 1 <= count <= _MAX_RANKS)
+
+
+def _spreads(experts: int, E: int, shared: int) -> list[int]:
+    """Over how many ranks the experts are spread, with none or all of the shared ones fused."""
+    routed = {E - fused for fused in range(shared + 1) if fused < E}
+    return sorted({experts // n for n in routed if experts % n == 0 and experts // n <= _MAX_RANKS})
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The sizes that a start names; None: it does not."""
+
+    tp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+
+    def allows(self, tp: int, ep: int, dp: int | None) -> bool:
+        return all(
+            said is None or size is None or said == size
+            for said, size in ((self.tp, tp), (self.ep, ep), (self.dp, dp))
+        )
+
+
+def _said(start: Start | None) -> _Said | None:
+    if start is None:
+        return None
+    ep = start.number("ep_size")
+    expert_parallel = start.values.get("enable_expert_parallel")
+    if expert_parallel is not None:
+        ep = 2 if expert_parallel == "True" else 1
+    tp = start.number("tp_size", "tensor_parallel_size")
+    return _Said(tp, ep, start.number("dp_size", "data_parallel_size"))
 
 
 def models_that_fit(shape: Shape, server: Server, gpu: Gpu) -> tuple[tuple[str, Fit], ...]:

@@ -99,8 +99,8 @@ def read_line(raw: bytes) -> LogLine:
         elif (
             match := _KUBECTL.match(text)
             or _COMPOSE.match(text)
-            or _STAMP.match(text)
             or _JOURNAL.match(text)
+            or _STAMP.match(text)
         ):
             text = text[match.end() :]
         elif match := _PROCESS.match(text):

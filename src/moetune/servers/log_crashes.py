@@ -26,7 +26,7 @@ def _out_of_resources(match: re.Match[str]) -> Iterator[Event]:
 
 
 def _raised(match: re.Match[str]) -> Iterator[Event]:
-    yield Raised(None, match[1].rpartition(".")[2], printable(match[2].strip(), MAX_MESSAGE))
+    yield Raised(None, match[1].rpartition(".")[2], printable((match[2] or "").strip(), MAX_MESSAGE))
 
 
 RULES = (

@@ -445,6 +445,7 @@ class SGLangLogGrammar:
         b"MOE kernel",
         b"_moe",
         b"W8A8 Block",
+        b"Config file not",
         b"_args=",
         b"_total_num_tokens=",
         b"KV Cache is",

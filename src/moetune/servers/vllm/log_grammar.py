@@ -327,6 +327,7 @@ class VllmLogGrammar:
         b"MoE",
         b"_moe",
         b"W8A8 Block",
+        b"Config file not",
         b"BATCH_INVARIANT",
         b"Using FlashInfer",
         b"Marlin",
