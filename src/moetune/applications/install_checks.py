@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune.applications.config_files import read_config
+from moetune.applications.file_meaning import why_never_read
 from moetune.applications.install_target import is_nested
 from moetune.applications.lint_file import FileJudge
 from moetune.applications.lint_findings import Judged, finding
@@ -193,7 +194,10 @@ class _Checking:
             sorted(
                 f"{directory}/{name}"
                 for name, directory in first.items()
-                if directory and _shape(name) not in kept and _has_grammar(f"configs/{directory}/{name}")
+                if directory
+                and _shape(name) not in kept
+                and _has_grammar(name)
+                and not why_never_read(self._server, name)
             )
         )
 
@@ -223,9 +227,9 @@ def _shape(name: str) -> str:
     return name.removesuffix(".json").removesuffix("_down")
 
 
-def _has_grammar(path: str) -> bool:
+def _has_grammar(name: str) -> bool:
     try:
-        check_path(path)
+        check_path(name)
     except OutputError:
         return False
     return True

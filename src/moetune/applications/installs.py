@@ -178,19 +178,19 @@ def _install_status(
         entry.path: Standing.COVERED if entry.path in later else standing
         for entry, standing in ((one, standing_of(Path(install.root), one)) for one in install.entries)
     }
-    names = {Path(path).name: path for path in standings if not path.endswith(SUFFIX)}
+    names = tuple(dict.fromkeys(Path(path).name for path in standings if not path.endswith(SUFFIX)))
     lookups: dict[str, Lookup | None] = {}
     note = asked = ""
     try:
         target = _target(install, environ)
         server = target.server
         asked = f"{server.name} {server.version} (Triton {server.triton_version})"
-        lookups = {
-            names[name]: found for name, found in lookups_of(server, target.trees(environ), tuple(names))
-        }
+        lookups = dict(lookups_of(server, target.trees(environ), names))
     except MoetuneError as error:
         note = error.message
-    entries = tuple(EntryStatus(path, standing, lookups.get(path)) for path, standing in standings.items())
+    entries = tuple(
+        EntryStatus(path, standing, lookups.get(Path(path).name)) for path, standing in standings.items()
+    )
     return InstallStatus(install, entries, asked, note)
 
 

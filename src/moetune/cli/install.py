@@ -130,8 +130,11 @@ def _show(sink: Sink, prepared: Prepared) -> None:
     sink.heading(f"install for {server.name} {server.version}, Triton {server.triton_version}")
     sink.fields([("into", str(target.root)), ("which is", Prose(_PLACES[target.place]))])
     sink.fields(("assumed", Prose(text)) for text in target.assumed)
-    configs = [one for one in prepared.changes if not one.path.endswith(SUFFIX)]
+    copied = set(prepared.copied)
+    configs = [one for one in prepared.changes if not one.path.endswith(SUFFIX) and one.path not in copied]
     sink.fields((one.change.value, one.path) for one in configs)
+    if copied:
+        sink.fields([("copied in", f"{len(copied)} shipped files")])
     beside = [one for one in prepared.changes if one.path.endswith(SUFFIX)]
     if beside:
         sink.fields([("provenance", f"beside {len(beside)} of them, in *{SUFFIX}")])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from moetune.applications.installs import InstallStatus, Status
     from moetune.cli.output import Sink
 
+_SHOWN = 24  # files that are as they should be; others are all shown
+
 _EPILOG = """\b
 Exit codes: 0 all stands as it was installed, and the server's lookup finds it; 1 something does not;
 2 it could not be looked at."""
@@ -62,9 +64,14 @@ def _show_install(sink: Sink, one: InstallStatus) -> None:
             ("not asked", Prose(one.note)),
         ]
     )
+    good = [entry for entry in one.entries if entry.standing.value == "intact" and one.finds(entry)]
+    hushed = {entry.path for entry in good[_SHOWN:]}
     for entry in one.entries:
-        if entry.path.endswith(SUFFIX) and entry.standing.value == "intact":
+        is_provenance = entry.path.endswith(SUFFIX)
+        if entry.path in hushed or (is_provenance and entry.standing.value == "intact"):
             continue
         says = "" if entry.lookup is None else f"; lookup: {entry.lookup.outcome.value}"
         said = "; found" if one.finds(entry) else says
-        sink.fields([(entry.standing.value, entry.path + ("" if entry.path.endswith(SUFFIX) else said))])
+        sink.fields([(entry.standing.value, entry.path + ("" if is_provenance else said))])
+    if hushed:
+        sink.fields([("intact", f"and found: {len(hushed)} more files")])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from moetune.applications.uninstalling import Uninstalled
     from moetune.cli.output import Sink
 
+_SHOWN = 24  # files of an install; what is left is always named
+
 _EPILOG = """\b
 Examples:
   moetune uninstall
@@ -61,9 +63,10 @@ def _show(sink: Sink, answer: Uninstalled) -> None:
         sink.note(f"an interrupted {answer.recovered.action} in {answer.recovered.root} was {done}")
     for one in answer.removals:
         sink.heading(f"{one.install.id} in {one.install.root}")
-        sink.fields(
-            (outcome.value, path) for path, outcome in one.outcomes.items() if not path.endswith(SUFFIX)
-        )
+        shown = [(outcome.value, path) for path, outcome in one.outcomes.items() if not path.endswith(SUFFIX)]
+        sink.fields(shown[:_SHOWN])
+        if len(shown) > _SHOWN:
+            sink.fields([("likewise", f"{len(shown) - _SHOWN} more files: --json lists all")])
         for path, outcome in one.outcomes.items():
             if outcome.value == "left":
                 sink.warning(f"{path} is {one.standings[path].value}, and left as it is")
