@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import string
 import unicodedata
 from collections import Counter
@@ -17,6 +18,7 @@ from moetune.applications import environment, lint, planning
 from moetune.applications.lint_file import FileJudge
 from moetune.applications.lint_report import Linted, LintRequest
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.finding_codes import all_codes
 from moetune.domain.findings import Severity
 from moetune.servers.registry import open_server
 from tests.doubles import ModelDouble
@@ -284,6 +286,11 @@ class TestOneFile:
     def test_case_38_hand_written_json(self, tmp_path: Path, text: str, code: str) -> None:
         linted = one(tmp_path, text.replace("%s", json.dumps(ENTRY)))
         assert code in codes(linted)
+
+    def test_case_38_a_megabyte_of_entries_is_not_gone_through(self, tmp_path: Path) -> None:
+        text = "{" + ",".join(f'"{"0" * (n % 12)}{n % 40_000}": 1' for n in range(60_000)) + "}"
+        (found,) = one(tmp_path, text).findings
+        assert (found.code.code, "entries" in found.message) == ("MOE108", True)
 
     def test_case_38_tabs_and_blanks_are_no_fault(self, tmp_path: Path) -> None:
         assert one(tmp_path, "\t" + json.dumps(GOOD, indent="\t") + "\r\n").findings == ()
@@ -588,6 +595,16 @@ def test_hostile_names_do_not_reach_a_message_raw(tmp_path: Path) -> None:
     linted = one(tmp_path, {"\x1b]0;title\x07": ENTRY, "8": ENTRY | {"\x1b[2J": 1}}, name)
     assert linted.findings
     assert all(is_safe(found.message) and is_safe(found.where) for found in linted.findings)
+
+
+def test_the_page_lists_every_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lint.md").read_text("utf-8")
+    rows = re.findall(r"^\| (MOE1\d\d) \| ([a-z ]+) \| (.+) \|$", page, re.M)
+    mine = [
+        (code.code, code.severity.value, code.title) for code in all_codes().values() if code.code >= "MOE101"
+    ]
+    assert rows == mine
+    assert all(len(all_codes()[code].story) > 100 for code, *_ in rows)
 
 
 # Texts and names that mutation starts from, and bytes that hurt parsers.

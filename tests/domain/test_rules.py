@@ -96,9 +96,11 @@ class TestCoverage:
 
 @given(tables, tables, st.integers(1, 3000))
 def test_meetings_are_what_the_server_pairs(up: ConfigTable, down: ConfigTable, last: int) -> None:
+    met = meetings(up, down, last)
+    assert all(meeting.first <= meeting.last for meeting in met)
     found = {
         m: (meeting.up_key, meeting.down_key)
-        for meeting in meetings(up, down, last)
+        for meeting in met
         for m in range(meeting.first, meeting.last + 1)
     }
     assert found == {m: (up.nearest_key(m), down.nearest_key(m)) for m in range(1, last + 1)}

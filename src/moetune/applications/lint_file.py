@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from moetune.servers.protocol import Server
 
 _LIMITS = JsonLimits(max_bytes=MAX_FILE_BYTES)
+_MAX_ENTRIES = 4096  # ConfigTable's own limit
 FAR_FROM_PREDICTION = 1.3
 """An entry is reported where the server's default is predicted to be this much faster."""
 
@@ -172,7 +174,10 @@ class _Judging:
 
     def _document(self, text: bytes) -> JsonDocument | None:
         try:
-            return read_json_object(text, "the file", _LIMITS, ConfigFileError)
+            document = read_json_object(text, "the file", _LIMITS, ConfigFileError)
+            if len(document.value) <= _MAX_ENTRIES:
+                return document
+            self._say("MOE108", f"it holds {len(document.value)} entries, no config file has {_MAX_ENTRIES}")
         except ConfigFileError as error:
             death = _loader_death(text)
             if death:
@@ -183,7 +188,7 @@ class _Judging:
                 )
             else:
                 self._say("MOE108", error.message)
-            return None
+        return None
 
     def _table(self, document: JsonDocument, text: bytes) -> ConfigTable:
         if document.duplicate_keys:
@@ -208,7 +213,8 @@ class _Judging:
                 "MOE134", "there are no entries: the server says that it uses the file, and uses its default"
             )
         if len(set(keys.values())) < len(keys):
-            same = [key for key, number in keys.items() if list(keys.values()).count(number) > 1][:64]
+            times = Counter(keys.values())
+            same = [key for key, number in keys.items() if times[number] > 1][:64]
             self._say(
                 "MOE135", f"one number spelled in two ways, and the last one counts: {key_list(same)}", same
             )

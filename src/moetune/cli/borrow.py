@@ -54,6 +54,7 @@ What is borrowed has not been timed here: `moetune verify FILE` does that on the
 )
 @click.option("--tp", type=click.IntRange(1, 4096), default=1, help="With --list: tensor-parallel size.")
 @click.option("--ep", type=click.IntRange(1, 4096), default=1, help="With --list: expert-parallel size.")
+@click.option("--quant", metavar="NAME", help="With --list: quantization of the experts.")
 @click.option("--all", "show_all", is_flag=True, help="Show every file and every entry.")
 @with_options(*OUTPUT)
 def borrow(
@@ -61,6 +62,7 @@ def borrow(
     listed: str | None,
     tp: int,
     ep: int,
+    quant: str | None,
     show_all: bool,
     **values: Any,  # noqa: ANN401 - click's values
 ) -> int:
@@ -75,7 +77,7 @@ def borrow(
     if listed is not None:
         if paths or values["installed"]:
             raise InputError("--list takes a model and no files", "moetune borrow --list MODEL")
-        listing = _list(listed, tp, ep, values)
+        listing = _list(listed, tp, ep, quant, values)
         _show_listing(sink, listing, show_all)
         sink.document(listing.to_json())
         return 0 if listing.found or exit_zero else 1
@@ -88,7 +90,7 @@ def borrow(
     return 0 if answer.lent or exit_zero else 1
 
 
-def _list(model: str, tp: int, ep: int, values: dict[str, Any]) -> Listing:
+def _list(model: str, tp: int, ep: int, quant: str | None, values: dict[str, Any]) -> Listing:
     from moetune.applications.borrow_list import list_tuned
     from moetune.applications.request import Request
 
@@ -97,6 +99,7 @@ def _list(model: str, tp: int, ep: int, values: dict[str, Any]) -> Listing:
             model=model,
             tp=tp,
             ep=ep,
+            quant=quant,
             server=values["server"],
             server_version=values["server_version"],
             triton_version=values["triton_version"],
