@@ -73,7 +73,8 @@ def moetune(*arguments: str, cwd: Path, **variables: str) -> Result:
     result = subprocess.run(
         [sys.executable, "-m", "moetune.cli.main", *arguments],
         cwd=cwd,
-        env=clean_environment(**variables),
+        # What is installed is recorded in the user's state directory: not in that of the tests' user.
+        env=clean_environment(**{"XDG_STATE_HOME": str(cwd / "state"), **variables}),
         capture_output=True,
         text=True,
         timeout=120,
