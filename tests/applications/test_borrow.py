@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from moetune.applications.provenance import Kind, read_provenance
 from moetune.applications.start_from import configs_of
 from moetune.domain.catalogue import published
 from moetune.domain.config import ConfigTable, KernelConfig, pair_mismatches
-from moetune.domain.errors import InputError, OutputError
+from moetune.domain.errors import InputError, MoetuneError, OutputError
 from moetune.domain.file_names import FileName, parse_file_name
 from moetune.domain.findings import Severity
 from moetune.domain.gpu import find_gpu
@@ -33,6 +34,7 @@ from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.domain.rules import nearest_runnable
 from moetune.servers.registry import open_server
+from tests.applications.test_lint import mutated
 from tests.doubles import ModelDouble, padded_rows_us
 from tests.published_trees import config_text, unpack
 
@@ -626,3 +628,27 @@ def test_a_name_alone_says_little(tmp_path: Path) -> None:
     del tmp_path
     name = FileName(8, 64, "NVIDIA_H200", dtype="float8")
     assert meaning_of(open_server("sglang"), name, find_gpu("NVIDIA H200"), Sizes()) is None
+
+
+def test_mutated_files_are_borrowed_from_passed_over_or_refused(tmp_path: Path) -> None:
+    rng = random.Random(20261204)
+    seen: Counter[str] = Counter()
+    for number in range(400):
+        folder = tmp_path / str(number) / "configs" / "triton_3_5_1"
+        folder.mkdir(parents=True)
+        for _ in range(2):
+            name, content = mutated(rng)
+            if "/" not in name and "\x00" not in name:
+                (folder / name).write_bytes(content)
+        try:
+            answer = run(
+                folder, gpu="NVIDIA H200", server=rng.choice(("sglang", "vllm")), out=folder.parents[1]
+            )
+        except MoetuneError as error:
+            seen[type(error).__name__] += 1
+            continue
+        seen["lent"] += len(answer.lent)
+        seen["passed over"] += len(answer.passed_over)
+        assert all(passed.reason for passed in answer.passed_over)
+    assert seen["lent"] > 15
+    assert seen["passed over"] > 20

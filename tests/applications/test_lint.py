@@ -656,7 +656,7 @@ _HURTS = (
 )
 
 
-def _mutated(rng: random.Random) -> tuple[str, bytes]:
+def mutated(rng: random.Random) -> tuple[str, bytes]:
     text = rng.choice(_SEEDS)
     for _ in range(rng.randint(1, 5)):
         at, until = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
@@ -692,7 +692,7 @@ def test_five_thousand_mutated_files_end_in_findings(server: str) -> None:
     judge = FileJudge(open_server(server), max_m=8192)
     seen: Counter[str] = Counter()
     for _ in range(5000):
-        name, content = _mutated(rng)
+        name, content = mutated(rng)
         judged = judge.judge(name, name, content)
         seen.update({found.code.code for found in judged.findings} or {"nothing"})
         assert all(is_safe(found.message) for found in judged.findings)
@@ -705,7 +705,7 @@ def test_mutated_files_on_disk_end_in_findings_or_clear_errors(tmp_path: Path) -
         folder = place(tmp_path / str(number), rng.choice(("triton_3_8_0", "triton_3_5_1", "triton_x", "x")))
         folder.mkdir(parents=True)
         for _ in range(3):
-            name, content = _mutated(rng)
+            name, content = mutated(rng)
             if "/" not in name and "\x00" not in name and name not in ("", ".", ".."):
                 (folder / name).write_bytes(content)
         try:

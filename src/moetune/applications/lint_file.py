@@ -181,11 +181,7 @@ class _Judging:
         except ConfigFileError as error:
             death = _loader_death(text)
             if death:
-                self._say(
-                    "MOE101",
-                    f"{error.message}; the server dies of {death}",
-                    mend=f"# {error.hint or ''}".rstrip("# "),
-                )
+                self._say("MOE101", f"{error.message}; the server dies of {death}")
             else:
                 self._say("MOE108", error.message)
         return None
