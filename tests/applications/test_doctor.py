@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import textwrap
 from pathlib import Path
@@ -28,8 +29,8 @@ VLLM = "/pkg/vllm/model_executor/layers/fused_moe/configs"
 TUNER = "https://github.com/sgl-project/sglang/tree/main/benchmark/kernels/fused_moe_triton"
 
 
-def read(text: str, known: Known | None = None, **options: object) -> Diagnosis:
-    return diagnose(["a.log"], known or Known(), stream=io.BytesIO(text.encode()), **options)  # type: ignore[arg-type]
+def read(text: str, known: Known | None = None, config_files: tuple[tuple[str, str], ...] = ()) -> Diagnosis:
+    return diagnose(["a.log"], known or Known(), config_files=config_files, stream=io.BytesIO(text.encode()))
 
 
 def codes(diagnosis: Diagnosis) -> list[str]:
@@ -50,13 +51,21 @@ def sglang_default(name: str, triton: str = "3_6_0", root: str = NEW, rank: str 
 def vllm_default(*names: str, rank: str = "TP0") -> str:
     places = ", ".join(f"{VLLM}/{name}" for name in names)
     return (
-        f"(Worker_{rank} pid=7) WARNING 12-01 10:00:00 [fused_moe.py:1] Using default MoE config. Performance might "
-        f"be sub-optimal! Config file not found at {places}\n"
+        f"(Worker_{rank} pid=7) WARNING 12-01 10:00:00 [fused_moe.py:1] Using default MoE config. "
+        f"Performance might be sub-optimal! Config file not found at {places}\n"
     )
 
 
 def server_args(**values: object) -> str:
-    return f"[2026-12-01 09:00:00] server_args=ServerArgs({', '.join(f'{k}={v!r}' for k, v in values.items())})\n"
+    said = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return f"[2026-12-01 09:00:00] server_args=ServerArgs({said})\n"
+
+
+def out_of_resources(required: int) -> str:
+    return (
+        f"triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: {required}, "
+        "Hardware limit: 101376. Reducing block sizes or `num_stages` may help.\n"
+    )
 
 
 CASE_1 = "".join(
@@ -64,8 +73,8 @@ CASE_1 = "".join(
     f"device_name=NVIDIA_H200.json. Fallback to triton version 3.2.0 and use MoE kernel config from "
     f"{OLD}/triton_3_2_0/E=128,N=192,device_name=NVIDIA_H200.json. Performance might be sub-optimal!\n"
     f"[2026-02-21 10:48:1{rank} TP{rank}] Using MoE kernel config with down_moe=False. Performance might be "
-    f"sub-optimal! Config file not found at {OLD}/triton_3_5_1/E=128,N=192,device_name=NVIDIA_H200_down.json, "
-    f"you can create them with {TUNER}\n"
+    f"sub-optimal! Config file not found at {OLD}/triton_3_5_1/E=128,N=192,"
+    f"device_name=NVIDIA_H200_down.json, you can create them with {TUNER}\n"
     for rank in range(4)
 )
 
@@ -96,8 +105,8 @@ def test_case_2_a_list_and_joined_paths_are_one_finding_with_two_places() -> Non
 
 def test_case_3_the_dense_gemm_is_left_out_and_said_when_nothing_else_is_found() -> None:
     dense = (
-        "WARNING 05-03 17:42:23 [fp8_utils.py:1] Using default W8A8 Block FP8 kernel config. Performance might be "
-        "sub-optimal! Config file not found at /a/N=576,K=7168,device_name=NVIDIA_H800,dtype=fp8_w8a8,"
+        "WARNING 05-03 17:42:23 [fp8_utils.py:1] Using default W8A8 Block FP8 kernel config. Performance "
+        "might be sub-optimal! Config file not found at /a/N=576,K=7168,device_name=NVIDIA_H800,dtype=fp8_w8a8,"
         "block_shape=[128,128].json\n"
     )
     assert codes(read(dense)) == ["MOE032"]
@@ -137,7 +146,8 @@ def test_a_runner_that_falls_back_to_triton_leaves_the_warning_alone() -> None:
     text = (
         server_args(quantization="awq")
         + "The model is convertible to awq_marlin during runtime. Using awq_marlin kernel.\n"
-        + "Layer 'model.layers.0.mlp.experts' is not supported by AWQMoeMarlin. Falling back to Moe WNA16 kernels.\n"
+        + "Layer 'model.layers.0.mlp.experts' is not supported by AWQMoeMarlin. "
+        + "Falling back to Moe WNA16 kernels.\n"
         + sglang_default("E=128,N=192,device_name=NVIDIA_L40S,dtype=int4_w4a16.json")
     )
     assert codes(read(text)) == ["MOE020"]
@@ -186,8 +196,8 @@ def test_several_answers_are_all_told() -> None:
 
 
 def test_what_the_log_says_of_the_split_narrows_it() -> None:
-    start = "non-default args: {'model': 'Qwen/Qwen3-30B-A3B', 'tensor_parallel_size': 4, 'enable_expert_parallel': True, "
-    start += "'data_parallel_size': 2}\n"
+    start = "non-default args: {'model': 'Qwen/Qwen3-30B-A3B', 'tensor_parallel_size': 4, "
+    start += "'enable_expert_parallel': True, 'data_parallel_size': 2}\n"
     finding = read(start + vllm_default("E=16,N=768,device_name=NVIDIA_H200.json")).findings[0]
     assert facts(finding)["solved"].startswith("Qwen/Qwen3-30B-A3B with tp 4, ep 2, dp 2 gives")
 
@@ -269,8 +279,7 @@ def test_wrapped_lines_are_joined(width: int, hard: bool) -> None:
 
 def test_case_51_the_default_does_not_fit() -> None:
     text = sglang_default("E=128,N=768,device_name=NVIDIA_GeForce_RTX_4090,dtype=fp8_w8a8.json")
-    text += "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: "
-    text += "101376. Reducing block sizes or `num_stages` may help.\n"
+    text += out_of_resources(147456)
     diagnosis = read(text, Known(model="Qwen/Qwen3-30B-A3B"))
     assert codes(diagnosis) == ["MOE001"]  # and not the missing file once more
     (finding,) = diagnosis.findings
@@ -286,7 +295,7 @@ def test_a_crash_with_a_tuned_file_names_the_entry() -> None:
     name = "E=128,N=768,device_name=NVIDIA_GeForce_RTX_4090,dtype=fp8_w8a8.json"
     text = f"[2026-12-01 10:00:00 TP0] Using MoE kernel config from {NEW}/triton_3_6_0/{name}.\n"
     text += f'  File "{NEW.removesuffix("/configs")}/fused_moe.py", line 1, in fused_experts_impl\n'
-    text += "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376.\n"
+    text += out_of_resources(147456)
     (finding,) = read(text).findings
     assert finding.code.code == "MOE002"
     assert "128x256x128 and 4 stages" in facts(finding)["guilty"]
@@ -299,20 +308,20 @@ def test_a_crash_with_a_tuned_file_names_the_entry() -> None:
         "num_stages": 4,
     }
     table = json.dumps({"1": bad | {"num_stages": 3}, "64": bad, "4096": bad | {"BLOCK_SIZE_M": 64}})
-    (finding,) = read(text, config_files=[(f"/mine/{name}", table)]).findings
+    (finding,) = read(text, config_files=((f"/mine/{name}", table),)).findings
     assert "the entry m=64 (128x256x128" in finding.message
     assert "4096" not in finding.message
 
 
 def test_out_of_resources_of_another_kernel_is_not_blamed_on_the_experts() -> None:
     text = sglang_default("E=128,N=768,device_name=NVIDIA_GeForce_RTX_4090.json")
-    text += "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.\n"
+    text += out_of_resources(131072)
     assert codes(read(text)) == ["MOE003", "MOE020"]
 
 
 def test_without_a_lookup_the_number_alone_is_only_a_hint() -> None:
     text = "[2026-12-01 10:00:00] Received sigquit from a child process. It usually means the child failed.\n"
-    text += "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376.\n"
+    text += out_of_resources(147456)
     (finding,) = read(text).findings
     assert finding.code.code == "MOE003"
     assert "0.5.13 for fp8 experts" in facts(finding)["but"]
@@ -324,9 +333,9 @@ def test_case_53_an_upgrade_makes_one_finding() -> None:
         for down in ("", "_down"):
             name = f"E=128,N={number},device_name=NVIDIA_H200{down}.json"
             text += (
-                f"[2026-12-01 10:00:00 TP0] Config file not found at {NEW}/triton_3_8_0/{name}. Fallback to triton "
-                f"version 3.6.0 and use MoE kernel config from {NEW}/triton_3_6_0/{name}. Performance might be "
-                "sub-optimal!\n"
+                f"[2026-12-01 10:00:00 TP0] Config file not found at {NEW}/triton_3_8_0/{name}. "
+                f"Fallback to triton version 3.6.0 and use MoE kernel config from {NEW}/triton_3_6_0/{name}. "
+                "Performance might be sub-optimal!\n"
             )
     diagnosis = read(text)
     assert codes(diagnosis) == ["MOE021"]
@@ -451,8 +460,8 @@ def test_sizes_of_graphs_become_the_keys() -> None:
 
 def test_speculative_decoding_multiplies_the_batch() -> None:
     text = (
-        "[2026-12-01 10:00:00 TP0] Capture target verify CUDA graph begin. backend=full, num_tokens_per_bs=4, "
-        "bs=[1, 2, 8], avail mem=9 GB\n"
+        "[2026-12-01 10:00:00 TP0] Capture target verify CUDA graph begin. backend=full, "
+        "num_tokens_per_bs=4, bs=[1, 2, 8], avail mem=9 GB\n"
     )
     (server,) = read(text + sglang_default("E=8,N=64,device_name=NVIDIA_H200.json")).servers
     assert server.graphs.decode_tokens == (4, 8, 32)
@@ -502,12 +511,16 @@ def test_no_path_of_a_log_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(self, *arguments, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", watched)
-    real_os_open = __import__("os").open
-    monkeypatch.setattr(
-        "os.open", lambda path, *rest: (opened.append(str(path)), real_os_open(path, *rest))[1]
-    )
+    real_open = os.open
+
+    def watched_os(path: str, flags: int, mode: int = 0o777) -> int:
+        opened.append(str(path))
+        return real_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", watched_os)
     text = server_args(model_path=str(model), tp_size=2)
-    text += f"[2026-12-01 10:00:00 TP0] Using MoE kernel config from {tmp_path}/configs/triton_3_6_0/E=8,N=64,device_name=X.json.\n"
+    text += f"[2026-12-01 10:00:00 TP0] Using MoE kernel config from {tmp_path}/configs/triton_3_6_0/"
+    text += "E=8,N=64,device_name=X.json.\n"
     text += sglang_default("E=128,N=384,device_name=NVIDIA_H200.json", root=f"{tmp_path}/configs")
     read(text)
     assert not [path for path in opened if str(tmp_path) in path]
@@ -539,7 +552,7 @@ def test_commands_are_quoted(evil: str) -> None:
 
 
 def test_what_is_no_server_log_is_an_error() -> None:
-    with pytest.raises(InputError, match="no line of a.log"):
+    with pytest.raises(InputError, match=r"no line of a\.log"):
         read("hello\nworld\nINFO:     Application startup complete.\n" * 100)
 
 

@@ -66,7 +66,7 @@ SPICE = [
 
 def lines() -> list[bytes]:
     """Lines of all logs, each once, long ones cut."""
-    found = {}
+    found: dict[bytes, None] = {}
     for path in sorted(LOGS.rglob("*.log")):
         for line in path.read_bytes().splitlines():
             found[line[:700]] = None
@@ -106,14 +106,14 @@ def mutated(rng: random.Random, pool: list[bytes]) -> bytes:
 def test_mutated_logs(seed: int) -> None:
     rng = random.Random(seed)
     pool = lines()
-    found = 0
+    found = errors = 0
     for _ in range(PART):
         data = mutated(rng, pool)
         known = Known(model="Qwen/Qwen3-30B-A3B") if rng.random() < 0.05 else Known()
         try:
             diagnosis = diagnose(["fuzzed.log"], known, stream=io.BytesIO(data))
-        except MoetuneError as error:
-            assert error.message
+        except MoetuneError:
+            errors += 1
             continue
         found += len(diagnosis.findings)
         for finding in diagnosis.findings:
@@ -123,3 +123,4 @@ def test_mutated_logs(seed: int) -> None:
         diagnosis.to_json()
     # The fuzzer reaches the findings, not only the errors.
     assert found > PART // 10
+    assert errors < PART // 2

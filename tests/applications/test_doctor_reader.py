@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 NEEDLES = (b"NEEDLE",)
 ORDINARY = (
-    "[2026-12-01 12:00:00 TP0] Decode batch, #running-req: 4, #token: 90, token usage: 0.01, cuda graph: True, "
-    "gen throughput (token/s): 100.12, #queue-req: 0\n"
+    "[2026-12-01 12:00:00 TP0] Decode batch, #running-req: 4, #token: 90, token usage: 0.01, "
+    "cuda graph: True, gen throughput (token/s): 100.12, #queue-req: 0\n"
     '[2026-12-01 12:00:00] INFO:     127.0.0.1:30000 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
     "(APIServer pid=7) INFO 12-01 12:00:00 [loggers.py:127] Engine 000: Avg prompt throughput: 1.0 tokens/s\n"
 )
@@ -28,11 +28,8 @@ ORDINARY = (
 
 def read(data: bytes, name: str = "a.log") -> tuple[LogSource, list[Hit]]:
     """Everything that a stream gives."""
-    source, hits = LogSource(name), []
-    for source, hit in HitReader(NEEDLES).read(name, io.BytesIO(data)):
-        if hit is not None:
-            hits.append(hit)
-    return source, hits
+    found = list(HitReader(NEEDLES).read(name, io.BytesIO(data)))
+    return found[-1][0], [hit for _, hit in found if hit is not None]
 
 
 def test_hits_have_their_line_numbers() -> None:
@@ -121,12 +118,12 @@ def test_memory_does_not_grow_with_the_log() -> None:
 
     chunk = (ORDINARY * 8000).encode()
 
-    class Endless(io.RawIOBase):
+    class Endless(io.BytesIO):
         left = 100 << 20
 
-        def read(self, size: int = -1) -> bytes:
+        def read(self, size: int | None = -1, /) -> bytes:
             self.left -= len(chunk)
-            return chunk if self.left > 0 else b""
+            return chunk if self.left > 0 and size else b""
 
     tracemalloc.start()
     list(HitReader(NEEDLES).read("a.log", Endless()))

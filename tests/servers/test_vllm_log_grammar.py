@@ -66,8 +66,8 @@ def test_a_list_that_goes_on_in_the_next_line_says_nothing_yet() -> None:
 
 def test_case_3_the_dense_gemm_is_another_kernel() -> None:
     text = (
-        "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! Config file not found at "
-        "['/a/N=576,K=7168,device_name=NVIDIA_H800,dtype=fp8_w8a8,block_shape=[128,128].json']"
+        "Using default W8A8 Block FP8 kernel config. Performance might be sub-optimal! Config file not "
+        "found at ['/a/N=576,K=7168,device_name=NVIDIA_H800,dtype=fp8_w8a8,block_shape=[128,128].json']"
     )
     (event,) = GRAMMAR.read(text)
     assert isinstance(event, say.DenseConfigMissing)
