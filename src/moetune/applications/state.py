@@ -60,8 +60,10 @@ def private_folder(state: Path, name: str, *, make: bool) -> Path | None:
     folder = state / name
     try:
         if make:
-            state.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-            folder.mkdir(mode=_PRIVATE, exist_ok=True)
+            # One by one: what mkdir makes on the way gets the umask's mode, not this one.
+            missing = [above for above in (folder, *folder.parents) if not os.path.lexists(above)]
+            for above in reversed(missing):
+                above.mkdir(mode=_PRIVATE, exist_ok=True)
         status = folder.lstat()
         shared = _shared_with(folder, status) or (_shared_way(state) if os.geteuid() == 0 else "")
     except FileNotFoundError:
