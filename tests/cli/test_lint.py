@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import click
 import pytest
 from jsonschema import ValidationError
 
+from moetune.cli.borrow import borrow as borrow_command
+from moetune.cli.lint import lint as lint_command
 from tests.cli.conftest import MODEL, RTX, moetune
 from tests.cli.test_schemas import validate
 
@@ -200,3 +204,37 @@ def test_evening_an_image_built_in_ci_for_three_kinds_of_gpu(tmp_path: Path) -> 
     assert "RTX_PRO_6000" in broken.out
     gone = moetune("lint", "configs-image/none", "--fail-on", "cannot-run", cwd=tmp_path)
     assert (gone.code, gone.out) == (2, "")
+
+
+@pytest.mark.parametrize("table", [SHORT, WRONG, DEAD], ids=["short", "wrong", "dead"])
+def test_the_mend_mends(command: Callable[..., Result], tmp_path: Path, table: Any) -> None:
+    lay(tmp_path / "theirs", table)
+    (found,) = json.loads(command("lint", "theirs", "--json").out)["findings"]
+    words = shlex.split(found["mend"])
+    assert words[:2] == ["moetune", "borrow"]
+    assert command(*words[1:]).code == 0
+    assert json.loads(command("lint", "moetune-configs", "--json").out)["findings"] == []
+
+
+def test_the_mend_of_stale_files_mends(command: Callable[..., Result], tmp_path: Path) -> None:
+    path = lay(tmp_path, GOOD)
+    path.parent.rename(path.parents[1] / "triton_3_5_1")
+    (found,) = json.loads(command("lint", ".", "--json").out)["findings"]
+    assert found["code"] == "MOE142"
+    assert command(*shlex.split(found["mend"])[1:]).code == 0
+    assert json.loads(command("lint", "moetune-configs", "--json").out)["findings"] == []
+
+
+@pytest.mark.parametrize("verb", [lint_command, borrow_command])
+def test_the_examples_of_the_help_texts_parse(verb: click.Command) -> None:
+    examples = re.findall(r"^  moetune (.+)$", verb.epilog or "", re.M)
+    assert len(examples) == 3
+    for example in examples:
+        name, *arguments = shlex.split(example)
+        assert name == verb.name
+        verb.make_context(name, arguments)
+
+
+def test_every_option_has_a_help_text() -> None:
+    for verb in (lint_command, borrow_command):
+        assert [p.name for p in verb.params if isinstance(p, click.Option) and not p.help] == []
