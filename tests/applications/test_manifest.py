@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -147,7 +147,10 @@ def _no_disk() -> Iterator[None]:
         yield
 
 
-FILES = st.dictionaries(st.sampled_from([UP, OTHER]), st.sampled_from([16, 32, 64]), min_size=1)
+BACK: st.SearchStrategy[Any] = st.booleans()
+FILES: st.SearchStrategy[Any] = st.dictionaries(
+    st.sampled_from([UP, OTHER]), st.sampled_from([16, 32, 64]), min_size=1
+)
 
 
 @settings(max_examples=40)
@@ -163,14 +166,12 @@ def test_installs_taken_back_in_any_order_end_at_the_start(data: st.DataObject) 
         before = snapshot(root)
         standing: dict[str, dict[str, int]] = {}
         for step in range(data.draw(st.integers(1, 6))):
-            if standing and data.draw(st.booleans()):
+            if standing and data.draw(BACK):
                 gone = data.draw(st.sampled_from(sorted(standing)))
                 uninstall(UninstallRequest(what=gone, root=root, state=state), {})
                 del standing[gone]
             else:
-                files = data.draw(
-                    st.dictionaries(st.sampled_from([UP, OTHER]), st.sampled_from(SIZES), min_size=1)
-                )
+                files = data.draw(FILES)
                 source = write(base / f"source{step}", {name: table(size) for name, size in files.items()})
                 request = InstallRequest(
                     paths=(source,),
