@@ -8,32 +8,37 @@ import click
 
 from moetune.applications.request import DEFAULT_OUT, TuneRequest
 from moetune.cli.install import PLACE, STATE, check_can_ask, run_install
+from moetune.cli.measuring import (
+    EFFORT,
+    MEASURE,
+    PREDICT,
+    chosen_effort,
+    measure_and_show,
+    measured_exit_code,
+    take_measure,
+)
 from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_from, with_options
 from moetune.cli.output import Prose
 from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
     from moetune.applications.tuning import Tuned
+    from moetune.applications.tuning_measured import MeasuredTuning
     from moetune.cli.output import Sink
 
 _EPILOG = """\b
 Examples:
   moetune tune Qwen/Qwen3.5-122B-A10B --tp 4 --gpu "NVIDIA H200" --out configs
   moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --gpu "NVIDIA A100-SXM4-80GB"
-  moetune tune Qwen/Qwen3-30B-A3B --gpu "NVIDIA L40S" --install --root image/moe-configs
+  moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --install --root image/moe-configs
 
 \b
 Exit codes: 0 files are there; 1 nothing to gain on any of the GPUs, and nothing was written;
 2 something could not run; 130 interrupted. --exit-zero turns 1 into 0 for image builds."""
 
 _TUNE = (
-    click.option(
-        "--effort",
-        type=click.Choice(["predict"]),
-        default="predict",
-        show_default=True,
-        help="predict: no GPU is needed, nothing is measured.",
-    ),
+    EFFORT,
+    *MEASURE,
     click.option("--out", metavar="DIR", default=DEFAULT_OUT, show_default=True, help="Where they go."),
     click.option("--force", is_flag=True, help="Replace files of another problem or another origin."),
     click.option(
@@ -57,21 +62,29 @@ _TUNE = (
 
 @click.command(epilog=_EPILOG)
 @with_options(*REQUEST, *_TUNE, *OUTPUT)
-def tune(effort: str, install: bool, yes: bool, **values: Any) -> int:  # noqa: ANN401 - click's values
+def tune(effort: str | None, install: bool, yes: bool, **values: Any) -> int:  # noqa: ANN401 - click's values
     """Find configs for the fused-MoE Triton kernel and write the files that the server reads, with
     their provenance beside them.
 
     MODEL is a config.json or its folder, a Hugging Face id, or the name of a packaged checkpoint; it
     can be left out when --experts, --topk, --hidden and --intermediate are given.
     """  # noqa: D205 - one sentence is the help text
-    del effort  # there is one so far
     sink = sink_from(values)
     exit_zero = values.pop("exit_zero")
     place = {name: values.pop(name) for name in ("root", "copy_shipped", "state")}
+    measure = take_measure(values)
+    effort = chosen_effort(effort, values["gpu"], measure)
     if install:
         check_can_ask("tune ... --install", yes=yes, root=place["root"])
-    elif any(place.values()):
+    elif place["root"] or place["copy_shipped"] or (place["state"] and effort == PREDICT):
         raise InputError("--root, --copy-shipped and --state say how to install", "add --install")
+    if effort != PREDICT:
+        measured = measure_and_show(sink, effort, {**measure, "state": place["state"]}, values)
+        document = measured.to_json()
+        if install and measured.files:
+            document["installed"] = _install(sink, measured, place, yes)
+        sink.document(document)
+        return measured_exit_code(measured, exit_zero)
     request = request_from(values, TuneRequest)
     from moetune.applications.tuning import tune_request
     from moetune.cli.report import show_plan
@@ -86,7 +99,7 @@ def tune(effort: str, install: bool, yes: bool, **values: Any) -> int:  # noqa: 
     return exit_code(tuned.plan.gains, exit_zero)
 
 
-def _install(sink: Sink, tuned: Tuned, place: dict[str, Any], yes: bool) -> dict[str, Any]:
+def _install(sink: Sink, tuned: Tuned | MeasuredTuning, place: dict[str, Any], yes: bool) -> dict[str, Any]:
     """Install exactly what was written, for the server that it was written for."""
     from moetune.applications.install_plan import InstallRequest
 
