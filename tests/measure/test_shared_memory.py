@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +19,8 @@ from moetune.measure.compile import allocated_shared_bytes
 from tests.measure.server_kernels import load_kernel, server_source
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from moetune.domain.problem import Kernel
 
 TRITON = (3, 6, 0)
@@ -93,7 +94,6 @@ def _sample(capability: Capability, bits: int, size: int) -> list[Launch]:
     return list(found)
 
 
-@cache
 def _compiled(capability: Capability, bits: int) -> dict[Launch, CompileResult]:
     tasks = {_task(launch, capability): launch for launch in _sample(capability, bits, SAMPLE)}
     results = CompilePool(workers=2, seconds_each=120).compile(tasks)
@@ -104,9 +104,16 @@ def _compiled(capability: Capability, bits: int) -> dict[Launch, CompileResult]:
 def test_what_is_called_runnable_fits_and_little_that_fits_is_refused(
     capability: Capability, bits: int
 ) -> None:
-    gpu, limit = _gpu(capability), smem_limit_bytes(capability)
+    """One test for each set, so that it is compiled once however tests are spread over processes."""
     compiled = _compiled(capability, bits)
     assert len(compiled) >= 500
+    _check_verdicts(compiled, capability)
+    _check_numbers(compiled, capability, bits)
+    _check_with_the_whole_compiler(compiled, capability)
+
+
+def _check_verdicts(compiled: dict[Launch, CompileResult], capability: Capability) -> None:
+    gpu, limit = _gpu(capability), smem_limit_bytes(capability)
     fits = {
         launch
         for launch, result in compiled.items()
@@ -139,27 +146,24 @@ def _that_the_whole_compiler_refuses(launches: set[Launch], capability: Capabili
     }
 
 
-@pytest.mark.parametrize(("capability", "bits"), SETS)
-def test_the_closed_form_is_the_number_that_triton_allocates(capability: Capability, bits: int) -> None:
+def _check_numbers(compiled: dict[Launch, CompileResult], capability: Capability, bits: int) -> None:
+    """The form is the number that Triton allocates, but for bounds of what follows the loop and of scales."""
     over = [
         shared_memory_bytes(launch, capability) - (result.shared_bytes or 0)
-        for launch, result in _compiled(capability, bits).items()
+        for launch, result in compiled.items()
         if result.status is CompileStatus.OK
     ]
     assert min(over) >= 0
-    if bits == 16:  # all but a few: the epilogue is bounded, not known
-        assert sum(excess == 0 for excess in over) >= 0.95 * len(over)
-    else:  # the scratch for the two vectors of scales, 4 bytes for each of 256 rows and 512 columns
-        assert sum(excess <= 4 * (256 + 512) for excess in over) >= 0.95 * len(over)
+    # The scratch for two vectors of scales: 4 bytes for each of 256 rows and 512 columns.
+    exact = 0 if bits == 16 else 4 * (256 + 512)
+    assert sum(excess <= exact for excess in over) >= 0.95 * len(over)
 
 
-@pytest.mark.parametrize(("capability", "bits"), SETS)
-def test_the_passes_up_to_the_allocation_give_what_the_whole_compiler_gives(
-    capability: Capability, bits: int
-) -> None:
+def _check_with_the_whole_compiler(compiled: dict[Launch, CompileResult], capability: Capability) -> None:
+    """The passes up to the allocation give what a full compilation gives."""
     cheap = [
         launch
-        for launch, result in _compiled(capability, bits).items()
+        for launch, result in compiled.items()
         if result.status is CompileStatus.OK
         and launch.config.block_size_m * launch.config.block_size_n <= 64 * 32 * launch.config.num_warps
     ]
@@ -167,7 +171,7 @@ def test_the_passes_up_to_the_allocation_give_what_the_whole_compiler_gives(
     whole = CompilePool(depth=Depth.BINARY, workers=2, seconds_each=120).compile(tasks)
     for task, launch in tasks.items():
         assert whole[task].status is CompileStatus.OK, whole[task]
-        assert whole[task].shared_bytes == _compiled(capability, bits)[launch].shared_bytes, launch
+        assert whole[task].shared_bytes == compiled[launch].shared_bytes, launch
         assert 0 < (whole[task].registers or 0) <= 255
 
 
@@ -178,10 +182,10 @@ def test_the_servers_own_kernels_need_no_more(
     version: str,
     capability: Capability,
     bits: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    kernel = _server_kernel(package, version, tmp_path_factory)
+    kernel = load_kernel(package, version, tmp_path)
     gpu, limit = _gpu(capability), smem_limit_bytes(capability)
     wrong: list[str] = []
     fitting = 0
@@ -204,11 +208,6 @@ def test_the_servers_own_kernels_need_no_more(
     capfd.readouterr()
     assert not wrong, wrong[:5]
     assert fitting >= 10
-
-
-@cache
-def _server_kernel(package: str, version: str, factory: pytest.TempPathFactory) -> object:
-    return load_kernel(package, version, factory.mktemp("kernels"))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 7), (10, 3), (11, 0), (12, 1)])
