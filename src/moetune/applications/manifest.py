@@ -113,12 +113,15 @@ class Manifest:
     def with_install(self, new: Install) -> Manifest:
         """The same with an install on top; one with its id is replaced."""
         kept = tuple(install for install in self.installs if install.id != new.id)
+        made = {folder for one in self.installs if one.id == new.id for folder in one.made}
+        new = replace(new, made=tuple(sorted({*new.made, *made})))
         return Manifest((*kept, new) if new.entries else kept)
 
     def without(self, install_id: str, paths: frozenset[str]) -> Manifest:
         """The same without some paths of an install.
 
-        Where another install later replaced what that one wrote, it inherits what was there before.
+        Where another install later replaced what that one wrote, it inherits what was there before;
+        the directories that were made go with the last install in them.
         """
         index = next(number for number, one in enumerate(self.installs) if one.id == install_id)
         old = self.installs[index]
@@ -137,7 +140,12 @@ class Manifest:
             later.append(replace(one, entries=tuple(entries)))
         kept = replace(old, entries=tuple(entry for entry in old.entries if entry.path not in paths))
         middle = (kept,) if kept.entries else ()
-        return Manifest((*self.installs[:index], *middle, *later))
+        rest = [*self.installs[:index], *middle, *later]
+        heir = next((number for number, one in enumerate(rest) if one.root == old.root), None)
+        if not middle and heir is not None:
+            made = tuple(sorted({*rest[heir].made, *old.made}))
+            rest[heir] = replace(rest[heir], made=made)
+        return Manifest(tuple(rest))
 
     def digests(self) -> frozenset[str]:
         """The backups that it needs."""
