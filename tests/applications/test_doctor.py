@@ -105,9 +105,9 @@ def test_case_2_a_list_and_joined_paths_are_one_finding_with_two_places() -> Non
 
 def test_case_3_the_dense_gemm_is_left_out_and_said_when_nothing_else_is_found() -> None:
     dense = (
-        "WARNING 05-03 17:42:23 [fp8_utils.py:1] Using default W8A8 Block FP8 kernel config. Performance "
-        "might be sub-optimal! Config file not found at /a/N=576,K=7168,device_name=NVIDIA_H800,dtype=fp8_w8a8,"
-        "block_shape=[128,128].json\n"
+        "WARNING 05-03 17:42:23 [fp8_utils.py:1] Using default W8A8 Block FP8 kernel config. "
+        "Performance might be sub-optimal! Config file not found at /a/N=576,K=7168,"
+        "device_name=NVIDIA_H800,dtype=fp8_w8a8,block_shape=[128,128].json\n"
     )
     assert codes(read(dense)) == ["MOE032"]
     assert "N=576,K=7168" in facts(read(dense).findings[0])["file"]

@@ -56,6 +56,13 @@ def test_a_needle_on_the_edge_of_a_chunk_is_found_once(shift: int) -> None:
         assert len(hits) == 1, (edge, shift)
 
 
+@pytest.mark.parametrize("shift", range(-8, 9))
+def test_a_needle_on_the_edge_of_a_piece_of_an_endless_line_is_found(shift: int) -> None:
+    for edge in (4096, CHUNK, CHUNK - OVERLAP, 2 * CHUNK - OVERLAP):
+        _, hits = read(b"x" * (edge + shift) + b"NEEDLE" + b"y" * (2 * CHUNK))
+        assert hits, (edge, shift)
+
+
 def test_ordinary_lines_are_passed_over_whatever_they_hold() -> None:
     _, hits = read(ORDINARY.replace("gen throughput", "NEEDLE throughput").encode() + b"NEEDLE\n")
     assert [hit.number for hit in hits] == [4]

@@ -35,6 +35,7 @@ MAX_RATIO = 600
 """Times that it may expand, once it gave more than a few chunks: logs reach 100."""
 
 _BEHIND = 1 << 14
+_LONGEST_NEEDLE = 64
 _PIECE = 1 << 13
 _LINES_BEFORE = 4
 _LINES_AFTER = 8
@@ -150,10 +151,13 @@ class HitReader:
             buffer = buffer[max(0, start - _BEHIND) :] + chunk
             start = min(start, _BEHIND)
             end = buffer.rfind(b"\n", start, len(buffer) - OVERLAP) + 1 if len(buffer) > OVERLAP else 0
-            if end == 0 and len(buffer) - start > LONGEST_LINE + OVERLAP:
-                end = len(buffer) - OVERLAP  # one endless line: piece by piece
+            endless = end == 0 and len(buffer) - start > LONGEST_LINE + OVERLAP
+            if endless:
+                end = len(buffer) - OVERLAP  # piece by piece
             if end > start:
                 start, number = yield from self._scan_part(source, buffer, start, end, number)
+                # A needle that the cut went through is found from here on.
+                start -= _LONGEST_NEEDLE if endless else 0
         start, number = yield from self._scan_part(source, buffer, start, len(buffer), number)
         source.lines = number - (0 if len(buffer) > 0 and not buffer.endswith(b"\n") else 1)
 
@@ -172,7 +176,7 @@ class HitReader:
             if found is None:
                 # Go on at the beginning of a line, so that no needle is cut.
                 newline = buffer.rfind(b"\n", position, stop)
-                position = end if stop == end else newline + 1 if newline >= 0 else stop - 64
+                position = end if stop == end else newline + 1 if newline >= 0 else stop - _LONGEST_NEEDLE
                 continue
             line_start = max(buffer.rfind(b"\n", 0, found.start()) + 1, found.start() - LONGEST_LINE, 0)
             line_end = buffer.find(b"\n", found.start())
