@@ -447,6 +447,31 @@ def test_case_47_what_an_experiment_compares() -> None:
     assert server.ready
 
 
+def test_case_48_the_files_that_were_read_are_told() -> None:
+    (server,) = read((LOGS / "sglang-0.5.16-h200-no-down.log").read_text()).servers
+    up, down = server.lookups
+    assert (up.kernel, up.outcome, up.ranks) == ("up", "found", ("TP0", "TP1", "TP2", "TP3"))
+    assert up.path.endswith("/configs/triton_3_6_0/" + up.file)
+    assert (down.kernel, down.outcome, down.path) == ("down", "reused up", "")
+    (server,) = read((LOGS / "sglang-0.5.23-h100-upgraded.log").read_text()).servers
+    assert {lookup.outcome for lookup in server.lookups} == {"stale"}
+    assert all("/triton_3_6_0/" in lookup.path for lookup in server.lookups)
+
+
+def test_flags_that_crash_are_named() -> None:
+    start = server_args(ep_size=8, tp_size=8, enable_fused_moe_sum_all_reduce=True)
+    last = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    finding = read(start + trace("fused_moe", "fused_experts_impl", last)).findings[0]
+    assert "--enable-fused-moe-sum-all-reduce" in facts(finding)["start without"]
+    text = (
+        server_args(tp_size=2)
+        + "ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.\n"
+    )
+    finding = read(text).findings[0]
+    assert finding.code.code == "MOE012"
+    assert "--enforce-disable" in facts(finding)["start with"]
+
+
 def test_sizes_of_graphs_become_the_keys() -> None:
     (server,) = read((LOGS / "sglang-0.5.23-h100-upgraded.log").read_text()).servers
     captured = {1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192}

@@ -12,6 +12,7 @@ from moetune.applications.doctor_findings import Judge, log_findings, worst_firs
 from moetune.applications.doctor_reader import HitReader
 from moetune.applications.doctor_resources import explains
 from moetune.applications.doctor_solve import Known, gpu_of, guess_model, guess_version, running_triton
+from moetune.domain.codec import to_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.text import printable
 from moetune.servers.registry import open_server
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import IO
 
-    from moetune.applications.doctor_facts import LogFacts, ServerFacts
+    from moetune.applications.doctor_facts import LogFacts, ServerFacts, Shape
     from moetune.applications.doctor_reader import LogSource
     from moetune.domain.findings import Finding, Severity
 
@@ -46,6 +47,27 @@ class Graphs:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """One file that the server looked for: what an experiment asks to prove that a file was read.
+
+    Attributes:
+        kernel: `up` or `down`.
+        file: the bare name.
+        outcome: `found`, `stale`, `missing`, or `reused up`.
+        path: what was read; empty when nothing was.
+        where: file and line of the log.
+        ranks: that said so, sorted; empty where ranks are not named.
+    """
+
+    kernel: str
+    file: str
+    outcome: str
+    path: str
+    where: str
+    ranks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerDiagnosis:
     """What the logs show of one server: the last start, where there are several.
 
@@ -66,6 +88,8 @@ class ServerDiagnosis:
         prefill_chunk: tokens of one prefill step.
         all_reduce_fusion: `asked`, `on`, `refused`, `off` to the server's words.
         keys: the keys that `--m` is given.
+        lookups: the files that were looked for, in the order of the log.
+        ready: the server said that it takes requests.
     """
 
     server: str
@@ -85,6 +109,7 @@ class ServerDiagnosis:
     graphs: Graphs
     all_reduce_fusion: tuple[tuple[str, str], ...]
     keys: tuple[int, ...]
+    lookups: tuple[LookedUp, ...]
     ready: bool
 
 
@@ -212,9 +237,22 @@ def _judge(
         graphs=Graphs(batches.decode, batches.prefill, tuple(sorted(facts.graphs_off.items()))),
         all_reduce_fusion=tuple(sorted(facts.fusion.items())),
         keys=batches.ms,
+        lookups=tuple(_looked_up(shape) for shape in facts.shapes.values()),
         ready=facts.ready,
     )
     return diagnosis, judge
+
+
+def _looked_up(shape: Shape) -> LookedUp:
+    read = shape.name if shape.outcome == "found" else shape.found
+    return LookedUp(
+        kernel=shape.name.kernel,
+        file=printable(shape.name.file, 300),
+        outcome=shape.outcome,
+        path=printable(f"{read.directory}/{read.file}", 1400) if read is not None else "",
+        where=shape.where,
+        ranks=tuple(sorted(printable(rank, 40) for rank in shape.ranks if rank)),
+    )
 
 
 def _model_name(facts: ServerFacts, known: Known) -> str:
@@ -272,5 +310,6 @@ def _server_json(server: ServerDiagnosis) -> dict[str, Any]:
         },
         "all_reduce_fusion": dict(server.all_reduce_fusion),
         "keys": list(server.keys),
+        "lookups": to_json(server.lookups),
         "ready": server.ready,
     }

@@ -272,6 +272,10 @@ class Judge:
             *((("file", path),) if path else ()),
             *_rank_list(crash.ranks),
         )
+        if crash.fault.code == "MOE005" and shape is not None:
+            facts = (*facts, ("look into", shape.name.directory.rpartition("/")[0]))
+        if crash.fault.code == "MOE011" and self._sums_experts():
+            facts = (*facts, ("start without", "--enable-fused-moe-sum-all-reduce, or with ep 1"))
         if crash.fault.code == "MOE004":
             directory = crash.sentence.split("the directory ", 1)[-1].split(" does not exist", 1)[0]
             mend = shlex.join(["mkdir", "-p", directory])
@@ -321,6 +325,13 @@ class Judge:
         )
         return finding, shape if culprit.default else None
 
+    def _sums_experts(self) -> bool:
+        """The flag whose kernel wrote out of bounds under expert parallelism (sglang pull request 30485)."""
+        start = self._facts.start
+        if start is None or start.values.get("enable_fused_moe_sum_all_reduce") != "True":
+            return False
+        return (start.number("ep_size") or 1) > 1
+
     # --- starts -------------------------------------------------------------------------------------
 
     def _starts(self) -> Iterator[Finding]:
@@ -330,8 +341,10 @@ class Judge:
             yield make_finding(
                 "MOE012",
                 f"the server dies: {refused}",
-                facts=(("said by", refused),),
-                mend="",
+                facts=(
+                    ("said by", refused),
+                    ("start with", "--enforce-disable-flashinfer-allreduce-fusion"),
+                ),
             )
         elif refused:
             asked = facts.fusion.get("asked", "") or "by a flag or by default"

@@ -136,6 +136,8 @@ def _server_fields(server: ServerDiagnosis) -> Iterator[tuple[str, str]]:
     yield "model", server.model + (f" ({server.architecture})" if server.architecture else "")
     yield "split", ", ".join(f"{name} {size}" for name, size in server.parallelism)
     yield "MoE runner", Prose(server.runner)
+    for lookup in server.lookups:
+        yield "reads", f"{lookup.kernel}: {lookup.path}" if lookup.path else ""
     yield "KV tokens", "" if server.kv_tokens is None else f"{server.kv_tokens:,}"
     yield "requests", "" if server.max_running_requests is None else f"{server.max_running_requests} at once"
     yield "chunk", "" if server.prefill_chunk is None else str(server.prefill_chunk)
