@@ -194,7 +194,7 @@ class _Checking:
             sorted(
                 f"{directory}/{name}"
                 for name, directory in first.items()
-                if directory
+                if directory is not None
                 and _shape(name) not in kept
                 and _has_grammar(name)
                 and not why_never_read(self._server, name)
