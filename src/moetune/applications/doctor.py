@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import IO
 
-    from moetune.applications.doctor_facts import LogFacts, ServerFacts, Shape
     from moetune.applications.doctor_reader import LogSource
+    from moetune.applications.doctor_records import LogFacts, ServerFacts, Shape
     from moetune.domain.findings import Finding, Severity
 
 SCHEMA = "moetune.doctor/1"

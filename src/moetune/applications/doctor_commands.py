@@ -13,7 +13,7 @@ from moetune.servers.protocol import Applies, ServerOptions
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
-    from moetune.applications.doctor_facts import ServerFacts, Start
+    from moetune.applications.doctor_records import ServerFacts, Start
     from moetune.applications.doctor_solve import Fit, ModelGuess, VersionGuess
     from moetune.domain.gpu import Gpu
     from moetune.domain.model import ExpertLayer

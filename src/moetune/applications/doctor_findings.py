@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
+from moetune.applications.doctor_crashes import CrashJudge
+from moetune.applications.doctor_finding import Facts, make_finding, rank_facts
 from moetune.applications.doctor_jobs import Job, Jobs
 from moetune.applications.doctor_moot import (
     evidence,
@@ -13,22 +14,18 @@ from moetune.applications.doctor_moot import (
     runner_by_arguments,
     telling_arguments,
 )
-from moetune.applications.doctor_resources import guilty, lookalike
 from moetune.applications.doctor_solve import release_of
-from moetune.domain.finding_codes import find_code
-from moetune.domain.findings import Finding
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from moetune.applications.doctor_facts import Crash, LogFacts, ServerFacts, Shape
+    from moetune.applications.doctor_records import LogFacts, ServerFacts, Shape
     from moetune.applications.doctor_solve import Known, VersionGuess
+    from moetune.domain.findings import Finding
     from moetune.servers.protocol import Server
 
-Facts = tuple[tuple[str, str], ...]
 _MAX_LISTED = 6
-_MAX_FACT = 1024
 
 
 class Judge:
@@ -55,6 +52,7 @@ class Judge:
         self._facts, self._server, self._version = facts, server, version
         self._known, self._config_files = known, config_files
         self._jobs = Jobs(facts, server, version, known, logs)
+        self._crashes = CrashJudge(facts, server, known, self._jobs, config_files)
         self._moot: dict[str, list[Shape]] = {}
 
     def findings(self) -> Iterator[Finding]:
@@ -63,7 +61,7 @@ class Judge:
         shapes = list(facts.shapes.values())
         crashed = set()
         for crash in facts.crashes.values():
-            finding, shape = self._crash(crash, shapes)
+            finding, shape = self._crashes.finding(crash, shapes)
             crashed.update([shape.name.shape] if shape is not None else [])
             yield finding
         live = [shape for shape in shapes if self._applies(shape)]
@@ -154,7 +152,7 @@ class Judge:
                     ("file", shape.name.file),
                     *(("file", s.name.file) for s in down[:1]),
                     *places,
-                    *_ranks(shape),
+                    *rank_facts(shape.ranks),
                     *job.facts,
                 ),
                 cost="every call of the experts, in prefill and decode; the command says how much",
@@ -193,7 +191,7 @@ class Judge:
             stale[0].where,
             facts=(
                 *files,
-                *_ranks(stale[0]),
+                *rank_facts(stale[0].ranks),
                 *_unique(f for job in jobs.values() for f in job.facts),
                 *all_of_them,
             ),
@@ -219,7 +217,7 @@ class Judge:
                 facts=(
                     ("file", shape.name.file),
                     ("directory", shape.name.directory.rpartition("/")[2]),
-                    *_ranks(shape),
+                    *rank_facts(shape.ranks),
                     *job.facts,
                 ),
                 cost="up to 29% of both kernels was seen where one config served both",
@@ -256,81 +254,6 @@ class Judge:
                 facts=(("file", reused[0].name.file), *job.facts),
                 mend=job.command,
             )
-
-    # --- crashes ------------------------------------------------------------------------------------
-
-    def _crash(self, crash: Crash, shapes: Sequence[Shape]) -> tuple[Finding, Shape | None]:
-        if crash.resources is not None:
-            return self._does_not_fit(crash, shapes)
-        assert crash.fault is not None
-        read = [s for s in shapes if s.outcome in ("found", "stale")]
-        shape = read[-1] if read else (shapes[-1] if shapes else None)
-        file = (shape.found or shape.name) if shape is not None and shape in read else None
-        path = f"{file.directory}/{file.file}" if file is not None else ""
-        facts: Facts = (
-            ("exception", crash.raised),
-            *((("file", path),) if path else ()),
-            *_rank_list(crash.ranks),
-        )
-        if crash.fault.code == "MOE005" and shape is not None:
-            facts = (*facts, ("look into", shape.name.directory.rpartition("/")[0]))
-        if crash.fault.code == "MOE011" and self._sums_experts():
-            facts = (*facts, ("start without", "--enable-fused-moe-sum-all-reduce, or with ep 1"))
-        if crash.fault.code == "MOE004":
-            directory = crash.sentence.split("the directory ", 1)[-1].split(" does not exist", 1)[0]
-            mend = shlex.join(["mkdir", "-p", directory])
-        elif shape is not None and self._jobs.of(shape).command:
-            mend = self._jobs.of(shape).command
-            facts = (*facts, *self._jobs.of(shape).facts)
-        elif path:
-            mend = shlex.join(["moetune", "lint", path])
-        else:
-            mend = shlex.join(["moetune", "lint", "--installed"])
-        message = f"the server dies of {crash.raised.split(':', 1)[0]}: {crash.sentence}"
-        return make_finding(crash.fault.code, message, crash.where, facts=facts, mend=mend), None
-
-    def _does_not_fit(self, crash: Crash, shapes: Sequence[Shape]) -> tuple[Finding, Shape | None]:
-        assert crash.resources is not None
-        culprit = guilty(crash, shapes, self._server, self._facts, self._known, self._config_files)
-        needs = crash.resources
-        numbers: Facts = (
-            ("needs", f"{needs.required} of {needs.resource}"),
-            ("limit", f"{needs.limit} on this GPU"),
-            *_rank_list(crash.ranks),
-        )
-        if culprit is None:
-            message = (
-                f"a Triton kernel needs {needs.required} of {needs.resource}, {needs.limit} are there, and "
-                "nothing shows that it is the fused-MoE kernel"
-            )
-            alike = lookalike(crash, self._server)
-            facts = (*numbers, *((("but", alike),) if alike else ()))
-            return make_finding("MOE003", message, crash.where, facts=facts), None
-        shape = culprit.shape
-        job = self._jobs.of(shape) if shape is not None else Job("", ())
-        facts = (*numbers, *culprit.facts, *job.facts)
-        if culprit.default:
-            message = (
-                f"the server's default config for this release does not fit this card: "
-                f"{culprit.text} needs {needs.required} bytes of shared memory, {needs.limit} are there; a "
-                "file mends it, and no GPU is needed to make one"
-            )
-            code = "MOE001"
-        else:
-            message = f"{culprit.text} needs {needs.required} of {needs.resource}, {needs.limit} are there"
-            code = "MOE002" if shape is not None else "MOE013"
-        mend = job.command or self._jobs.ask_for_model()
-        finding = make_finding(
-            code, message, crash.where, facts=facts, cost="the server does not run", mend=mend
-        )
-        return finding, shape if culprit.default else None
-
-    def _sums_experts(self) -> bool:
-        """The flag whose kernel wrote out of bounds under expert parallelism (sglang pull request 30485)."""
-        start = self._facts.start
-        if start is None or start.values.get("enable_fused_moe_sum_all_reduce") != "True":
-            return False
-        return (start.number("ep_size") or 1) > 1
 
     # --- starts -------------------------------------------------------------------------------------
 
@@ -406,33 +329,12 @@ def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.code.severity.rank, f.code.code, f.message, f.where)))
 
 
-def make_finding(
-    code: str, message: str, where: str = "", *, facts: Facts = (), cost: str = "", mend: str = ""
-) -> Finding:
-    """A finding of a packaged code; a command that could steer a terminal is not offered."""
-    safe = all(command.isprintable() for command in mend.split("\n"))
-    clean = tuple((name, printable(value, _MAX_FACT)) for name, value in facts)
-    return Finding(find_code(code), printable(message, _MAX_FACT), where, clean, cost, mend if safe else "")
-
-
 def _shape_text(shape: Shape) -> str:
     name = shape.name
     parts = [f"E={name.E}, N={name.N}", name.dtype or "bf16"]
     parts += [f"block {name.block_shape[0]}x{name.block_shape[1]}"] if name.block_shape else []
     parts += ["per channel"] if name.per_channel else []
     return f"{', '.join(parts)} on {printable(name.device.replace('_', ' '), 80) or 'an unnamed device'}"
-
-
-def _ranks(shape: Shape) -> Facts:
-    return _rank_list(shape.ranks)
-
-
-def _rank_list(ranks: set[str]) -> Facts:
-    named = sorted((printable(rank, 40) for rank in ranks if rank), key=lambda r: (len(r), r))
-    if not named:
-        return ()
-    more = f" and {len(named) - 8} more" if len(named) > 8 else ""
-    return (("ranks", ", ".join(named[:8]) + more),)
 
 
 def _first_of_each(shapes: Sequence[Shape]) -> list[Shape]:

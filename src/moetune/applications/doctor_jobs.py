@@ -23,7 +23,7 @@ from moetune.applications.doctor_solve import (
 )
 
 if TYPE_CHECKING:
-    from moetune.applications.doctor_facts import ServerFacts, Shape
+    from moetune.applications.doctor_records import ServerFacts, Shape
     from moetune.applications.doctor_solve import Fit, Known, ModelGuess, VersionGuess
     from moetune.domain.gpu import Gpu
     from moetune.domain.model import ExpertLayer

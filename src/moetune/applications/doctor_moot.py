@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
-    from moetune.applications.doctor_facts import ServerFacts
+    from moetune.applications.doctor_records import ServerFacts
 
 # Quantizations that both servers convert to Marlin's layout (sglang and vllm wheels, quantization/awq*.py
 # and gptq*.py), the tags that their experts would have, and all-to-all backends under which SGLang's fp8

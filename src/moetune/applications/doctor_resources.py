@@ -19,7 +19,7 @@ from moetune.servers.registry import open_server
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from moetune.applications.doctor_facts import Crash, ServerFacts, Shape
+    from moetune.applications.doctor_records import Crash, ServerFacts, Shape
     from moetune.applications.doctor_solve import Known
     from moetune.domain.gpu import Gpu
     from moetune.domain.problem import Kernel

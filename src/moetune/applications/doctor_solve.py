@@ -25,7 +25,7 @@ from moetune.servers.registry import open_server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from moetune.applications.doctor_facts import Crash, ServerFacts, Shape, Start
+    from moetune.applications.doctor_records import Crash, ServerFacts, Shape, Start
     from moetune.domain.version import Release
     from moetune.servers.log_events import ConfigName
     from moetune.servers.protocol import Server
