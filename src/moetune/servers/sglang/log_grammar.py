@@ -24,19 +24,51 @@ if TYPE_CHECKING:
 _SGLANG: say.ServerName = "sglang"
 _PATH = r"(\S.{0,2000}?\.json)"
 _TRITON = re.compile(r"triton_(\d{1,4}(?:_\d{1,4}){1,3})$", re.ASCII)
-_ARGUMENTS = tuple(
-    """
-    model_path tokenizer_path served_model_name quantization dtype kv_cache_dtype tp_size dp_size
-    ep_size pp_size moe_dp_size enable_dp_attention ep_num_redundant_experts moe_runner_backend
-    moe_a2a_backend speculative_algorithm speculative_draft_model_path speculative_num_draft_tokens
-    speculative_moe_runner_backend chunked_prefill_size max_prefill_tokens max_running_requests
-    max_total_tokens mem_fraction_static context_length cuda_graph_bs cuda_graph_max_bs
-    disable_cuda_graph disable_piecewise_cuda_graph enable_piecewise_cuda_graph
-    piecewise_cuda_graph_tokens cuda_graph_backend_prefill cuda_graph_backend_decode
-    enable_deterministic_inference disable_shared_experts_fusion enable_flashinfer_allreduce_fusion
-    flashinfer_allreduce_fusion_backend enforce_disable_flashinfer_allreduce_fusion
-    enable_fused_moe_sum_all_reduce enable_lora attention_backend device nnodes random_seed
-    """.split()
+_ARGUMENTS = (
+    "model_path",
+    "tokenizer_path",
+    "served_model_name",
+    "quantization",
+    "dtype",
+    "kv_cache_dtype",
+    "tp_size",
+    "dp_size",
+    "ep_size",
+    "pp_size",
+    "moe_dp_size",
+    "enable_dp_attention",
+    "ep_num_redundant_experts",
+    "moe_runner_backend",
+    "moe_a2a_backend",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_draft_tokens",
+    "speculative_moe_runner_backend",
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "max_running_requests",
+    "max_total_tokens",
+    "mem_fraction_static",
+    "context_length",
+    "cuda_graph_bs",
+    "cuda_graph_max_bs",
+    "disable_cuda_graph",
+    "disable_piecewise_cuda_graph",
+    "enable_piecewise_cuda_graph",
+    "piecewise_cuda_graph_tokens",
+    "cuda_graph_backend_prefill",
+    "cuda_graph_backend_decode",
+    "enable_deterministic_inference",
+    "disable_shared_experts_fusion",
+    "enable_flashinfer_allreduce_fusion",
+    "flashinfer_allreduce_fusion_backend",
+    "enforce_disable_flashinfer_allreduce_fusion",
+    "enable_fused_moe_sum_all_reduce",
+    "enable_lora",
+    "attention_backend",
+    "device",
+    "nnodes",
+    "random_seed",
 )
 _PATTERNS = argument_patterns(_ARGUMENTS)
 
