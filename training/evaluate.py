@@ -14,19 +14,21 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from moetune.applications.replay import replay
+from moetune.applications.replay import declared_space, replay
+from moetune.domain.config import KernelConfig
 from moetune.domain.features import FloatArray
 from moetune.domain.landscape import Landscape
 from moetune.domain.predict import SPREAD_PENALTY, PerformanceModel
-from moetune.domain.space import sglang_grid
+from moetune.domain.problem import Kernel
 from training.dataset import LANDSCAPES, Group, groups_of, load_landscapes
-from training.network import fit_model
+from training.network import TIME, fit_model
 from training.published import Contest, contests, read_published
 from training.train import load_contests, thinned
 
@@ -82,10 +84,13 @@ def first_picks(model: PerformanceModel, groups: Sequence[Group]) -> dict[str, A
 
     For sampled landscapes: which configs a sample holds says nothing of how good they are.
     """
-    grid = set(sglang_grid())
+    spaces: dict[tuple[str, Kernel], set[KernelConfig]] = {}
     first, sixteen = [], []
     for group in groups:
-        inside = np.array([config in grid for config in group.configs])
+        key = (group.landscape, group.kernel)
+        if key not in spaces:
+            spaces[key] = {launch.config for launch in declared_space(group.problem, group.kernel)}
+        inside = np.array([config in spaces[key] for config in group.configs])
         if inside.sum() < ENOUGH:
             continue
         inputs = ((group.features[inside] - model.mean) / model.scale).astype(np.float32)
@@ -203,7 +208,9 @@ def main() -> None:
             ]
             held_contests = contests(of_family, others=0, seed=3)
             others = [c for c in published if c.entry.family != family]
-            model = fit_model(groups, others)
+            # Far from the landscapes only the winner head answers.
+            time_recipe = TIME if family == "sm_90" else replace(TIME, members=1, steps=100)
+            model = fit_model(groups, others, time=time_recipe)
             ranks = percentiles(model, held_contests)
             kinds = [c.entry.problem.quantization.dtype.value for c in held_contests]
             report(

@@ -154,7 +154,17 @@ def fit(sampler: Sampler, recipe: Recipe, seed: int) -> Any:
     return network.eval()
 
 
-def ensemble(networks: Sequence[Any]) -> Ensemble:
+def seen_range(sampler: Sampler, *, contests: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Smallest and largest input of each feature, `[F]` each."""
+    seen = list(sampler.inputs)
+    if contests:
+        seen.append(sampler.contest_inputs.reshape(-1, len(FEATURES)))
+    low = torch.stack([matrix.min(0).values for matrix in seen]).min(0).values
+    high = torch.stack([matrix.max(0).values for matrix in seen]).max(0).values
+    return low.numpy(), high.numpy()
+
+
+def ensemble(networks: Sequence[Any], seen: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Ensemble:
     """Networks as the arrays that the package evaluates."""
     layers = [[p.detach().numpy() for p in network.parameters()] for network in networks]
     return Ensemble(
@@ -164,6 +174,7 @@ def ensemble(networks: Sequence[Any]) -> Ensemble:
         np.stack([layer[3][None] for layer in layers]),
         np.stack([layer[4][0] for layer in layers]),
         np.stack([layer[5] for layer in layers]),
+        *seen,
     )
 
 
@@ -189,6 +200,8 @@ def fit_model(
     """Fit both heads."""
     mean, scale = scaling(groups, contests)
     sampler = Sampler(groups, contests, mean, scale)
-    time_head = ensemble([fit(sampler, time, seed + member) for member in range(time.members)])
-    winner_head = ensemble([fit(sampler, winner, seed + 100 + member) for member in range(winner.members)])
+    times = [fit(sampler, time, seed + member) for member in range(time.members)]
+    winners = [fit(sampler, winner, seed + 100 + member) for member in range(winner.members)]
+    time_head = ensemble(times, seen_range(sampler, contests=False))
+    winner_head = ensemble(winners, seen_range(sampler, contests=True))
     return PerformanceModel(mean, scale, time_head, winner_head, ground_of(groups))

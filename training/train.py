@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from moetune.domain.features import FEATURES
-from moetune.domain.predict import PerformanceModel
+from moetune.domain.predict import PARTS, PerformanceModel
 from training.dataset import Group, groups_of, load_landscapes
 from training.network import fit_model
 from training.published import Contest, Published, contests, read_published
@@ -50,10 +50,10 @@ def load_contests(wheels: Sequence[Path], *, keys: int = 9, others: int = 48, se
 
 
 def save(model: PerformanceModel, path: Path) -> None:
-    """Write the artifact: arrays by name, the weights in half precision where that changes nothing."""
+    """Write the artifact: arrays by name."""
     arrays: dict[str, object] = {"features": np.array(FEATURES), "mean": model.mean, "scale": model.scale}
     for name, head in (("time", model.time_head), ("winner", model.winner_head)):
-        for part in ("w1", "b1", "w2", "b2", "w3", "b3"):
+        for part in PARTS:
             arrays[f"{name}_{part}"] = getattr(head, part)
     arrays["ground_shapes"] = model.ground.shapes
     arrays["ground_dtypes"] = np.array(model.ground.dtypes)

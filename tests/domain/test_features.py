@@ -72,16 +72,16 @@ def test_a_fused_shared_expert_gets_every_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wgmma", "tcgen05"),
+    ("gpu", "group_mma", "tcgen05"),
     [
         (H200, 1, 0),
         (RTX_PRO_6000, 0, 0),
-        (replace(H200, compute_capability=(10, 0)), 0, 1),
+        (replace(H200, compute_capability=(10, 0)), 1, 1),
         (replace(H200, compute_capability=(8, 9)), 0, 0),
     ],
     ids=["sm_90", "sm_120", "sm_100", "sm_89"],
 )
-def test_only_pipelines_that_exist_there_are_used(gpu: Gpu, wgmma: int, tcgen05: int) -> None:
+def test_only_pipelines_that_exist_there_are_used(gpu: Gpu, group_mma: int, tcgen05: int) -> None:
     shape = replace(problem(), gpu=gpu)
     launches = [
         Launch("up", replace(CONFIG, block_size_m=m, num_warps=w)) for m, w in product((16, 64, 128), (4, 8))
@@ -90,9 +90,9 @@ def test_only_pipelines_that_exist_there_are_used(gpu: Gpu, wgmma: int, tcgen05:
     arrays = launch_arrays(launches, gpu.compute_capability)
     matrix, _ = features(shape, "up", 1024, arrays, filled(gpu))
     tall = column(matrix, "log_block_m") >= 6
-    assert (column(matrix, "wgmma")[tall] == wgmma).all()
+    assert (column(matrix, "group_mma")[tall] == group_mma).all()
     assert (column(matrix, "tcgen05")[tall] == tcgen05).all()
-    assert not column(matrix, "wgmma")[~tall].any()
+    assert not column(matrix, "group_mma")[~tall].any()
 
 
 @pytest.mark.parametrize("m", [1, 2, 17, 512, 65_536])

@@ -161,7 +161,7 @@ def work(problem: Problem, kernel: Kernel, m: int, gpu: FilledGpu, a_bytes: floa
 
 FEATURES = (
     "log_block_m", "log_block_n", "log_block_k", "log_group_m", "log_warps", "stages",
-    "swap_ab", "wgmma", "tcgen05", "is_down", "a_bytes", "b_bytes", "scaled",
+    "swap_ab", "group_mma", "tcgen05", "is_down", "a_bytes", "b_bytes", "scaled",
     "compute_over_memory", "floor_over_overhead", "rows_per_expert", "block_m_over_rows",
     "row_padding", "column_padding", "k_padding", "padded_compute_over_floor", "l2_traffic_over_floor",
     "k_iterations", "stages_over_iterations", "accumulators", "smem_share", "occupancy", "warps_per_sm",
@@ -212,7 +212,8 @@ def features(
 
     max_warps, max_blocks = RESIDENT.get(gpu.gpu.compute_capability or (0, 0), (48, 24))
     threads = 32.0 * a.num_warps
-    accumulators = a.block_m * a.block_n / threads
+    # With block scales each K tile has a result of its own, which is scaled before it is added.
+    accumulators = a.block_m * a.block_n / threads * (2.0 if a.scale_group > 0 else 1.0)
     registers = np.minimum(accumulators * 1.25 + 48.0, 255.0)
     occupancy = np.minimum.reduce(
         [
@@ -241,7 +242,7 @@ def features(
     ones = np.ones(len(a))
     columns = [
         _log(a.block_m), _log(a.block_n), _log(a.block_k), _log(a.group_m), _log(a.num_warps), a.num_stages,
-        a.swap_ab, (a.tensor_core_path == 1) * 1.0, (a.tensor_core_path == 2) * 1.0,
+        a.swap_ab, (a.tensor_core_path >= 1) * 1.0, (a.tensor_core_path == 2) * 1.0,
         ones * (kernel == "down"), ones * a.a_bytes, ones * a.b_bytes, ones * (a.scale_group > 0),
         ones * _log(done.compute_us / done.memory_us), ones * _log(done.floor_us / KERNEL_OVERHEAD_US),
         ones * _log(rows_per_expert), _log(a.block_m / rows_per_expert),

@@ -70,6 +70,10 @@ class Familiarity:
     text: str
 
 
+PARTS = ("w1", "b1", "w2", "b2", "w3", "b3", "low", "high")
+"""Arrays of an ensemble, as the artifact names them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ensemble:
     """Networks of two hidden layers, evaluated together.
@@ -78,6 +82,9 @@ class Ensemble:
         w1: `[F, members * H]`, b1: `[members * H]`.
         w2: `[members, H, H]`, b2: `[members, 1, H]`.
         w3: `[members, H]`, b3: `[members, 1]`.
+        low, high: `[F]` range of the inputs that the networks have seen. What lies outside is taken
+            for its nearest end: an instruction or a type that was never seen counts as the one most
+            like it, and its physics (bytes, rates, tiles) still tell it apart.
     """
 
     w1: NDArray[np.float32]
@@ -86,6 +93,8 @@ class Ensemble:
     b2: NDArray[np.float32]
     w3: NDArray[np.float32]
     b3: NDArray[np.float32]
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
 
     @property
     def members(self) -> int:
@@ -96,7 +105,7 @@ class Ensemble:
         """Answers of the first `members` networks (all by default) for `[n, F]` inputs: `[members, n]`."""
         count = members or self.members
         width = self.w2.shape[1]
-        hidden = inputs @ self.w1[:, : count * width]
+        hidden = np.clip(inputs, self.low, self.high) @ self.w1[:, : count * width]
         hidden += self.b1[: count * width]
         np.maximum(hidden, 0.0, out=hidden)
         answers = []
@@ -170,12 +179,7 @@ class PerformanceModel:
                     "the performance model was trained on other features: run `python -m training.train`"
                 )
             time_head, winner_head = (
-                Ensemble(
-                    *(
-                        arrays[f"{head}_{part}"].astype(np.float32)
-                        for part in ("w1", "b1", "w2", "b2", "w3", "b3")
-                    )
-                )
+                Ensemble(*(arrays[f"{head}_{part}"].astype(np.float32) for part in PARTS))
                 for head in ("time", "winner")
             )
             ground = Ground(

@@ -214,8 +214,12 @@ def _scale_scratch_bytes(launch: Launch, path: DotPath) -> int:
 
 
 def accumulators_per_thread(launch: Launch) -> int:
-    """fp32 accumulators that one thread holds when they lie in registers."""
-    return launch.config.block_size_m * launch.config.block_size_n // (WARP * launch.config.num_warps)
+    """fp32 accumulators that one thread holds when they lie in registers.
+
+    With block scales each K tile has a result of its own, scaled before it is added: twice as many.
+    """
+    tile = launch.config.block_size_m * launch.config.block_size_n // (WARP * launch.config.num_warps)
+    return 2 * tile if launch.block_k else tile
 
 
 def register_limit(launch: Launch) -> int:
