@@ -1,0 +1,86 @@
+"""How many samples a decision takes, and what is made of them."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.measure.timing import interleave, median_spread, sample
+
+
+class Scripted:
+    """A graph whose replays take what a list says."""
+
+    def __init__(self, *samples: float) -> None:
+        self.samples = list(samples)
+        self.replays = 0
+
+    def sample_us(self, count: int) -> list[float]:
+        found = [self.samples[min(self.replays + n, len(self.samples) - 1)] for n in range(count)]
+        self.replays += count
+        return found
+
+
+def test_the_first_replay_is_not_counted() -> None:
+    assert sample(Scripted(900.0, 100.0), 10).median_us == 10.0
+
+
+def test_steady_samples_are_few_and_shaky_ones_many() -> None:
+    assert sample(Scripted(1.0, 100.0), 1, least=5, most=15).count == 5
+    rng = random.Random(0)
+    shaky = Scripted(*(100 + 20 * rng.random() for _ in range(30)))
+    assert sample(shaky, 1, least=5, most=15).count == 15
+
+
+def test_a_hopeless_candidate_costs_two_replays() -> None:
+    graph = Scripted(500.0)
+    found = sample(graph, 1, give_up_us=200.0)
+    assert found.hopeless
+    assert found.median_us == 500.0
+    assert graph.replays == 2
+
+
+def test_a_candidate_under_the_bar_is_sampled_to_the_end() -> None:
+    assert not sample(Scripted(150.0), 1, give_up_us=200.0).hopeless
+    assert not sample(Scripted(150.0), 1, give_up_us=0.0).hopeless
+
+
+@pytest.mark.parametrize("count", [5, 9, 15])
+def test_the_interval_of_the_median_holds_it_as_often_as_it_says(count: int) -> None:
+    rng = random.Random(1)
+    inside = 0
+    for _ in range(400):
+        samples = [math.exp(rng.gauss(0.0, 0.05)) for _ in range(count)]
+        median = statistics.median(samples)
+        inside += abs(1.0 - median) <= 2 * median_spread(samples) * median
+    assert inside > 0.93 * 400
+
+
+@given(st.lists(st.floats(1.0, 1000.0), min_size=2, max_size=30))
+def test_the_spread_is_relative(samples: list[float]) -> None:
+    spread = median_spread(samples)
+    assert spread >= 0
+    assert median_spread([2 * value for value in samples]) == pytest.approx(spread)
+    assert median_spread([5.0] * len(samples)) == 0
+
+
+def test_rounds_are_interleaved_and_take_turns() -> None:
+    order: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def sample_us(self, count: int) -> list[float]:
+            order.extend([self._name] * count)
+            return [4.0] * count
+
+    rows = interleave([Named("a"), Named("b"), Named("c")], 2, 3)
+    assert rows == ((2.0,) * 3,) * 3
+    assert "".join(order[:3]) == "abc"  # not counted
+    assert ["".join(order[at : at + 3]) for at in (3, 6, 9)] == ["abc", "bca", "cab"]
