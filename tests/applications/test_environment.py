@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import unicodedata
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,8 +19,6 @@ from moetune.applications.environment import (
     find_installed,
     inspect_environment,
     listed_variables,
-    nearby_files,
-    published_tree,
     read_tree,
     shipped_tree,
 )
@@ -274,29 +271,3 @@ class TestTrees:
         lay(tmp_path, "file")
         with pytest.raises(InputError, match="file"):
             config_trees(open_sglang(None, None), {"SGLANG_MOE_CONFIG_DIR": str(tmp_path / "file")}, None)
-
-
-class TestNearby:
-    def test_files_of_sibling_editions_are_offered_nearest_first(self, tmp_path: Path) -> None:
-        sglang = open_sglang("0.5.23", None)
-        mine = problem(sglang, SERVER_EDITION)
-        relatives = [MAX_Q, "NVIDIA L40S", "NVIDIA B200"]
-        for gpu in relatives:
-            name = sglang.file_name(replace(mine, gpu=find_gpu(gpu)), "up")
-            lay(tmp_path, f"configs/triton_3_10_0/{name}", f"configs/triton_3_6_0/{name}")
-        found = list(nearby_files(sglang, mine, "up", (read_tree(tmp_path, nested=True),)))
-        assert [near.sibling.gpu.torch_name for near in found] == [MAX_Q, MAX_Q, "NVIDIA L40S", "NVIDIA L40S"]
-        assert "/configs/triton_3_10_0/" in found[0].path
-        assert all("N=256" in near.path for near in found)
-
-    def test_the_own_file_is_not_nearby(self) -> None:
-        # vLLM writes NVIDIA_H200 for an H200 NVL too.
-        vllm = open_vllm("0.33.0", None)
-        mine = problem(vllm, "NVIDIA H200 NVL", E=128, N=768)
-        known = published("vllm")
-        assert known is not None
-        own = vllm.file_name(mine, "up")
-        assert own in known.directories[""]
-        found = list(nearby_files(vllm, mine, "up", (published_tree(known),)))
-        assert found
-        assert not any(near.path.endswith(own) for near in found)

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING
 
 from moetune.domain.catalogue import Published, published
 from moetune.domain.errors import InputError, ServerError
-from moetune.domain.gpu_siblings import Sibling, siblings
 from moetune.domain.text import printable
 from moetune.domain.version import parse_release
 from moetune.servers.protocol import ConfigTree, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from moetune.domain.problem import Kernel, Problem
     from moetune.domain.version import Release
 
 SERVERS = ("sglang", "vllm")
@@ -228,40 +226,3 @@ def _names(folder: Path, limit: int = _MAX_ENTRIES) -> list[str] | None:
             "name the directory of tuned files itself",
         )
     return names
-
-
-@dataclass(frozen=True, slots=True)
-class Nearby:
-    """A tuned file of a sibling GPU for the same shape.
-
-    Attributes:
-        kernel: `up` or `down`.
-        path: of the file, in the tree that holds it.
-        sibling: the GPU it was tuned for.
-    """
-
-    kernel: Kernel
-    path: str
-    sibling: Sibling
-
-
-def nearby_files(
-    server: Server, problem: Problem, kernel: Kernel, trees: tuple[ConfigTree, ...]
-) -> Iterator[Nearby]:
-    """Tuned files of sibling GPUs for the same shape, nearest GPU first, newest directory first."""
-    seen = {server.file_name(problem, kernel)}
-    for sibling in siblings(problem.gpu):
-        name = server.file_name(replace(problem, gpu=sibling.gpu), kernel)
-        # Two GPUs can share a name: vLLM writes NVIDIA_H200 for an H200 NVL.
-        if name in seen:
-            continue
-        seen.add(name)
-        for tree in trees:
-            for directory in sorted(tree.directories or (), key=_numbers, reverse=True):
-                if tree.has(directory, name):
-                    below = f"configs/{directory}/" if directory else ""
-                    yield Nearby(kernel, f"{tree.root}/{below}{name}", sibling)
-
-
-def _numbers(directory: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d{1,9}", directory)[:8])

@@ -49,13 +49,13 @@ def launch(release: Release, problem: Problem, kernel: Kernel, config: KernelCon
     if not needs_split_k(release, problem):
         config = replace(config, extra=tuple(item for item in config.extra if item[0] != "SPLIT_K"))
     scaled = quantization.dtype in (Dtype.FP8_W8A8, Dtype.INT8_W8A8)
-    grouped_k = (quantization.group_size or 0) if is_grouped(problem) else 0
     return Launch(
         kernel=kernel,
         config=config,
         a_bits=a_bits,
         b_bits=b_bits,
-        block_k=block[1] if scaled and block is not None else grouped_k,
+        # The grouped int4/int8 kernel loads a scale for each weight, whatever BLOCK_SIZE_K is.
+        block_k=block[1] if scaled and block is not None else 0,
         swap_ab=_swaps(release, problem, config),
         per_channel=scaled and quantization.per_channel,
     )
