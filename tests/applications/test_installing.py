@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -214,8 +215,11 @@ class TestRefused:
     def test_what_lint_calls_fatal(self, case: str, tmp_path: Path) -> None:
         code, files = FATAL[case]
         source = write(tmp_path / "source", files)
-        with pytest.raises(MoetuneError, match=code):
+        with pytest.raises(MoetuneError, match=code) as failed:
             prepare_install(asked(tmp_path, source), {})
+        words = shlex.split(str(failed.value.hint).partition(": ")[2])
+        assert words[:2] == ["moetune", "borrow"]
+        assert Path(words[2]).exists()
 
     def test_a_down_file_over_a_default_that_asserts(self, tmp_path: Path) -> None:
         source = write(tmp_path / "source", {DOWN: table(128)})
@@ -346,6 +350,8 @@ class TestShown:
         source = write(tmp_path / "source", {UP: table(16), f"{UP}.provenance.json": provenance(table(64))})
         done = do(asked(tmp_path, source))
         assert "changed since" in done.prepared.notes[0]
+        blank = {"server": None, "server_version": None, "triton_version": None, "root": tmp_path / "other"}
+        assert prepare_install(asked(tmp_path, source, **blank), {}).target.server.version == "0.5.12"
         assert set(texts(tmp_path / "root")) == {f"{FOLDER}/{UP}"}
 
     def test_a_backup_that_is_there_already_is_named(self, tmp_path: Path) -> None:
@@ -436,23 +442,20 @@ def somebody_elses(mode: int = 0o755) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def as_nobody(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python as a user without rights; as ourselves where we have none either."""
-    drop = (
-        f"import os\nif os.geteuid() == 0:\n    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
-    )
-    # Imported before the rights are dropped: the interpreter may lie where only root can go.
-    before = (
-        "import click, rich, numpy\nimport pkgutil, importlib, moetune\n"
-        "for module in pkgutil.walk_packages(moetune.__path__, 'moetune.'):\n"
-        "    if 'measure' not in module.name and '__main__' not in module.name:\n"
-        "        importlib.import_module(module.name)\n"
-        "from moetune.domain.finding_codes import all_codes; all_codes()\n"
-        "from moetune.domain.catalogue import published; published('sglang')\n"
-        "from moetune.domain.gpu import find_gpu; find_gpu('NVIDIA H200')\n"
-    )
+def install_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `moetune install` as a user without rights; as ourselves where we have none either."""
+    code = f"""
+        import os, sys
+        from moetune.cli.main import run
+        # The interpreter may lie where only root can go: all is imported before the rights are dropped.
+        run(["install", *sys.argv[1:], "--dry-run"])
+        print("--- dropped", file=sys.stderr)
+        if os.geteuid() == 0:
+            os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+        sys.exit(run(["install", *sys.argv[1:]]))
+    """
     return subprocess.run(
-        [sys.executable, "-c", before + drop + textwrap.dedent(code), *arguments],
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -471,13 +474,8 @@ class TestSomebodyElse:
             target.mkdir(mode=0o755)
             if os.geteuid() != 0:
                 target.chmod(0o555)
-            run = as_nobody(
-                """
-                import sys
-                from moetune.cli.main import run
-                sys.exit(run(sys.argv[1:]))
-                """,
-                *("install", str(source), "--root", str(target), "--server", "sglang"),
+            run = install_as_nobody(
+                *(str(source), "--root", str(target), "--server", "sglang"),
                 *("--server-version", "0.5.12", "--triton-version", "3.6.0", "--state", str(own / "state")),
             )
             assert run.returncode == 2, run.stderr

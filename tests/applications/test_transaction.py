@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,3 +233,40 @@ def test_what_somebody_changed_after_a_kill_is_left(tmp_path: Path) -> None:
     assert (root / FOLDER / UP).read_text() == table(128)
     assert answer.installs == ()
     check_every_server_starts(root)
+
+
+def test_what_cannot_be_completed_now_is_named_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, state = write(tmp_path / "root", pair(64, FOLDER)), tmp_path / "state"
+    prepared = prepare_install(request(tmp_path), {})
+    kills = 0
+    while not list((root / FOLDER).glob(".moetune-*.transaction")):
+        shutil.rmtree(state, ignore_errors=True)
+        assert killed_at(kills, lambda: install(prepared, {}))
+        kills += 1
+    with monkeypatch.context() as broken:
+        failing(broken, "replace", 1)
+        answer = status(state, {})
+    assert "disk is full" in answer.pending
+    assert not answer.fine
+    answer = status(state, {})
+    assert answer.fine
+    assert texts(root) == pair(16, FOLDER)
+
+
+def test_an_install_first_completes_what_was_interrupted(tmp_path: Path) -> None:
+    root, state = write(tmp_path / "root", pair(64, FOLDER)), tmp_path / "state"
+    first = prepare_install(request(tmp_path), {})
+    kills = 0
+    while not list((root / FOLDER).glob(".moetune-*.transaction")):
+        shutil.rmtree(state, ignore_errors=True)
+        assert killed_at(kills, lambda: install(first, {}))
+        kills += 1
+    other = write(tmp_path / "other", pair(32))
+    done = install(prepare_install(replace(request(tmp_path), paths=(other,)), {}), {})
+    assert done.recovered is not None
+    assert done.recovered.completed
+    assert texts(root) == pair(32, FOLDER)
+    uninstall(UninstallRequest(what=done.id, root=root, state=state), {})
+    assert texts(root) == pair(16, FOLDER)

@@ -133,18 +133,23 @@ class Prepared:
 
 
 class RefusedError(MoetuneError):
-    """Files that lint calls fatal."""
+    """Files that lint calls fatal.
 
-    def __init__(self, target: Target, findings: tuple[Finding, ...]) -> None:
+    Args:
+        target: where they were to go.
+        findings: why not.
+        origins: path below the root to where the file lies now.
+    """
+
+    def __init__(self, target: Target, findings: tuple[Finding, ...], origins: Mapping[str, str]) -> None:
         self.findings = findings
+        server, origin = target.server, origins.get(findings[0].where, findings[0].where)
         shown = "; ".join(f"{one.code.code} {one.code.severity.value}: {one.message}" for one in findings[:3])
-        more = f"; and {len(findings) - 3} more" if len(findings) > 3 else ""
-        mend = next((one.mend for one in findings if one.mend), "")
-        server = target.server
-        words = ["moetune", "borrow", str(Path(findings[0].where).name), "--server", server.name]
+        more = f"; and {len(findings) - 3} more findings" if len(findings) > 3 else ""
+        borrow = ["moetune", "borrow", origin, "--server", server.name, "--server-version", server.version]
         super().__init__(
-            f"{Path(findings[0].where).name}: {shown}{more}",
-            mend or f"make them safe first: {shlex.join([*words, '--server-version', server.version])}",
+            f"{printable(origin, 400)} must not be installed: {shown}{more}",
+            f"make it safe first: {shlex.join([*borrow, '--triton-version', server.triton_version])}",
         )
 
 
@@ -171,10 +176,10 @@ def prepare_install(request: InstallRequest, environ: Mapping[str, str] | None =
     chosen, notes = _place(sources, target)
     wanted = {path: source.content for path, source in chosen.items()}
     checked = check(target, environ, wanted)
-    if checked.fatal:
-        raise RefusedError(target, checked.fatal)
-    contents: dict[str, bytes | None] = {}
     origins = {path: str(source.path) for path, source in chosen.items()}
+    if checked.fatal:
+        raise RefusedError(target, checked.fatal, origins)
+    contents: dict[str, bytes | None] = {}
     for path, source in chosen.items():
         contents[path] = source.content
         contents[provenance_name(path)] = source.provenance

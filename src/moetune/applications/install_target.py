@@ -31,7 +31,7 @@ class Source:
         path: where it lies now.
         content: its bytes.
         provenance: those of the file beside it, where that speaks of these bytes.
-        recorded: what the provenance says.
+        recorded: what that file says, also where it speaks of other bytes: the server is still the same.
         note: why the file beside it is left out; empty as a rule.
     """
 
@@ -78,7 +78,7 @@ def _read_source(path: Path) -> Source:
         return Source(path, content, note=f"left out: {error.message}")
     if recorded.config_sha256 != text_sha256(content.decode("utf-8", "replace")):
         note = f"left out: {_shown(beside)} speaks of other configs: the file was changed since"
-        return Source(path, content, note=note)
+        return Source(path, content, recorded=recorded, note=note)
     return Source(path, content, provenance, recorded)
 
 
