@@ -516,6 +516,21 @@ def test_a_later_start_replaces_the_facts_of_an_earlier_one() -> None:
     assert "MOE041" in codes(diagnosis)
 
 
+@pytest.mark.parametrize("version", ["0.8.5.post1", "0.1", "99.0.0rc1.dev3+gabc"])
+def test_releases_whose_rules_are_not_known_are_read_all_the_same(version: str) -> None:
+    text = f"INFO 05-03 10:00:00 [api_server.py:1] vLLM API server version {version}\n"
+    diagnosis = read(text + vllm_default("E=128,N=384,device_name=NVIDIA_H200.json"))
+    assert codes(diagnosis) == ["MOE020"]
+    assert version in diagnosis.servers[0].version_text
+
+
+def test_a_traceback_ends_with_its_log(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    first.write_text(sglang_default("E=8,N=64,device_name=NVIDIA_H200.json") + trace("fused_moe", "run", "x"))
+    second.write_text("\n" * 8 + "RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    assert codes(diagnose([str(first), str(second)])) == ["MOE020"]
+
+
 def test_a_model_in_a_path_is_taken_for_the_packaged_one_and_said() -> None:
     text = server_args(model_path="/data/models/Qwen3-30B-A3B", tp_size=2)
     (finding,) = read(text + sglang_default("E=128,N=384,device_name=NVIDIA_H200.json")).findings

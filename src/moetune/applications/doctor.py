@@ -202,7 +202,7 @@ def read_logs(logs: Sequence[str], stream: IO[bytes] | None = None) -> LogFacts:
             if hit is not None:
                 reader.take(hit)
         if source is not None:
-            reader.facts.sources.append(source)
+            reader.next_log(source)
     return reader.finish()
 
 

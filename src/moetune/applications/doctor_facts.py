@@ -17,7 +17,7 @@ from moetune.servers.vllm.log_grammar import VllmLogGrammar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moetune.applications.doctor_reader import Hit
+    from moetune.applications.doctor_reader import Hit, LogSource
 
 GRAMMARS: tuple[say.LogGrammar, ...] = (SGLangLogGrammar(), VllmLogGrammar())
 ALL_NEEDLES = frozenset({needle for grammar in GRAMMARS for needle in grammar.needles} | set(NEEDLES))
@@ -40,6 +40,12 @@ class LogReader:
         self._used: tuple[str, int] = ("", 0)
         self._server: say.ServerName | None = None
         self._waiting: list[tuple[say.Event, Hit]] = []
+
+    def next_log(self, source: LogSource) -> None:
+        """A log has ended: its last traceback has nothing to do with the next one's lines."""
+        self.facts.sources.append(source)
+        self._frames.clear()
+        self._used = ("", 0)
 
     def finish(self) -> LogFacts:
         """What all the lines add up to: a crash before any line of a server belongs to the only one."""

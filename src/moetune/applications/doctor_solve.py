@@ -61,12 +61,14 @@ class Known:
         gpu: name of the GPU, None: what the file names say.
         server_version: None: what the log says.
         compute_capability: for a GPU that the registry lacks.
+        offline: ask no network about the model.
     """
 
     model: str | None = None
     gpu: str | None = None
     server_version: str | None = None
     compute_capability: str | None = None
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,16 @@ def guess_version(
     """
     if known.server_version:
         return VersionGuess(known.server_version, known.server_version, True)
-    if facts.exact:
-        return VersionGuess(facts.exact, facts.exact, True)
     every = RELEASES[facts.name]
+    if facts.exact:
+        try:
+            _open(facts.name, facts.exact)
+        except MoetuneError:
+            # Older than any whose rules are known, or no number at all: its lines still tell a lot.
+            return VersionGuess(
+                every[0], f"{printable(facts.exact, 40)}, read by the rules of {every[0]}", False
+            )
+        return VersionGuess(facts.exact, facts.exact, True)
     fitting = [
         text
         for text in every
@@ -180,11 +189,16 @@ class ModelGuess:
 def guess_model(start: Start | None, known: Known) -> ModelGuess:
     """The model of a start."""
     if known.model is not None:
-        from moetune.applications.checkpoints import resolve
-
-        return ModelGuess(known.model, resolve(known.model))
+        return ModelGuess(known.model, _resolved(known.model, known.offline))
     name = start.text("model_path", "model", "model_tag") if start is not None else ""
     return packaged_layer(name)
+
+
+@lru_cache(maxsize=8)
+def _resolved(model: str, offline: bool) -> ExpertLayer:
+    from moetune.applications.checkpoints import resolve
+
+    return resolve(model, offline=offline)
 
 
 def packaged_layer(name: str) -> ModelGuess:

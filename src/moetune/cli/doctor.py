@@ -62,6 +62,7 @@ _MAX_SIZES = 24
     show_default=True,
     help="Exit with 1 for findings at least this bad.",
 )
+@click.option("--offline", is_flag=True, help="Never ask the network about the model.")
 @with_options(*OUTPUT)
 def doctor(
     logs: tuple[str, ...],
@@ -71,6 +72,7 @@ def doctor(
     server_version: str | None,
     configs: tuple[str, ...],
     fail_on: str,
+    offline: bool,
     **values: bool,
 ) -> int:
     """Read LOGs of SGLang or vLLM (files, .gz, - for standard input) and say what is wrong, worst first,
@@ -83,7 +85,7 @@ def doctor(
     from moetune.applications.doctor import diagnose
     from moetune.applications.doctor_solve import Known
 
-    known = Known(model, gpu, server_version, compute_capability)
+    known = Known(model, gpu, server_version, compute_capability, offline)
     diagnosis = diagnose(logs, known, config_files=[_config(path) for path in configs])
     _show(sink, diagnosis)
     sink.document(diagnosis.to_json())
@@ -131,7 +133,7 @@ def _show(sink: Sink, diagnosis: Diagnosis) -> None:
 def _server_fields(server: ServerDiagnosis) -> Iterator[tuple[str, str]]:
     yield "Triton", server.triton_version
     if not server.version_exact:
-        yield "assumed", f"--server-version {server.version}: the newest that prints such lines"
+        yield "assumed", f"--server-version {server.version}, for the log leaves it open"
     yield "GPU", ", ".join(server.gpus)
     yield "model", server.model + (f" ({server.architecture})" if server.architecture else "")
     yield "split", ", ".join(f"{name} {size}" for name, size in server.parallelism)
