@@ -97,6 +97,23 @@ class TestPlace:
         assert done.use_command == ""
         assert done.prepared.checked.hidden == ()
 
+    def test_the_same_folder_named_by_hand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As the command that is shown for sudo does."""
+        shipped = {f"{HOME}/configs/triton_3_4_0/E=8,N=256,device_name=NVIDIA_H200.json": table(64)}
+        install_package(tmp_path / "site", monkeypatch, "sglang", "0.5.12", shipped)
+        source = write(tmp_path / "source", {UP: table(16)})
+        done = do(asked(tmp_path, source, root=tmp_path / "site" / HOME))
+        assert done.prepared.target.place == "package"
+        assert done.use_command == ""
+        assert done.prepared.checked.hidden == ()
+        assert done.found
+        # While the variable names another directory the server does not look there by itself.
+        environ = {"SGLANG_MOE_CONFIG_DIR": str(tmp_path / "mine")}
+        again = do(asked(tmp_path, source, root=tmp_path / "site" / HOME), environ)
+        assert again.prepared.target.place == "root"
+        assert again.found
+        assert again.use_command == f"export SGLANG_MOE_CONFIG_DIR={tmp_path / 'site' / HOME}"
+
     def test_the_directory_that_the_variable_names(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -214,9 +215,15 @@ def _root(
     environ: Mapping[str, str],
     root: Path | None,
 ) -> tuple[Path, str]:
-    if root is not None:
-        return Path(root).absolute(), "root"
+    home = home_of(server)
+    folder = None if installed is None else installed.folder
+    own = None if home is None or folder is None else folder.parent / home
     variable = server.directory_variable
+    if root is not None:
+        # Named by hand (or by sudo) it is still the folder that the server reads by itself.
+        if own is not None and variable not in environ and os.path.realpath(own) == os.path.realpath(root):
+            return own, "package"
+        return Path(root).absolute(), "root"
     if variable is not None and variable in environ:
         if not environ[variable]:
             raise InputError(
@@ -231,10 +238,9 @@ def _root(
             f"{server.name} {package.version} is installed here, not {server.version}",
             f"leave --server-version out, or {named}",
         )
-    home = home_of(server)
-    if home is None or installed.folder is None:
+    if own is None:
         raise InputError(f"where {server.name} {server.version} keeps its files is not known", named)
-    return installed.folder.parent / home, "package"
+    return own, "package"
 
 
 def home_of(server: Server) -> str | None:
