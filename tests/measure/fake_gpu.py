@@ -35,6 +35,7 @@ from moetune.measure.protocol import (
     Workload,
 )
 from moetune.measure.worker import run
+from moetune.measure.workload import NotColdError
 
 if TYPE_CHECKING:
     from moetune.domain.config import KernelConfig
@@ -117,6 +118,8 @@ class FakeGpu:
                 )
 
     def _true_us(self, kernel: Kernel, m: int, config: KernelConfig) -> float:
+        if self._settings.get("flat"):
+            return 50.0
         if self._landscape is None:
             return made_up_us(kernel, m, config)
         ms = sorted(at for of_kernel, at in self._landscape.times_us if of_kernel == kernel)
@@ -167,6 +170,8 @@ class FakeGpu:
             Path(self._settings["once"]).touch()
             Path(self._settings["once"] + sys.argv[-1]).touch()
             os._exit(1)
+        if fault == "not cold":
+            raise NotColdError("the weights cannot be kept out of the L2")
         if fault == "chatter":
             sys.stdout.write("a library greets on stdout\n")
             sys.stdout.flush()

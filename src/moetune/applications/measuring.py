@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 ANCHOR_EVERY = 50
 """Measurements between two of the anchor config."""
+_CLOSING = 10
+"""Measurements since the last anchor after which it is measured once more at the end."""
 DRIFT = 0.02
 """Change of the anchor above which the measurements since the last one are repeated."""
 HOPELESS = 2.0
@@ -232,7 +234,7 @@ class Laboratory:
     def use_anchor(self, target: Target) -> None:
         """Name the config that is measured again and again, to see whether the GPU's clock drifts."""
         self._anchor = None if isinstance(self.task_of(target), str) else target
-        self.want([target])
+        self.want([target], priority=-2)
 
     def run(self, deadline: float | None = None) -> None:
         """Measure until everything wanted is answered, or until a time of the monotonic clock.
@@ -242,7 +244,7 @@ class Laboratory:
         Raises:
             MoetuneError: when the journal cannot be written or the last GPU is gone.
         """
-        while self._pending or self._compiling or self._asked.keys() - self._answers.keys():
+        while self._is_waiting() or self._is_unsure():
             if not self._step(deadline):
                 break
         for target in self._pending:
@@ -250,6 +252,15 @@ class Laboratory:
         self._pending.clear()
         self._compiling.clear()
         self._ready.clear()
+
+    def _is_waiting(self) -> bool:
+        return bool(self._pending or self._compiling or self._asked.keys() - self._answers.keys())
+
+    def _is_unsure(self) -> bool:
+        """Whether a GPU has measured a while since its last anchor: its clock may have drifted since."""
+        return self._ready_anchor() is not None and any(
+            not bench.gone and bench.since >= _CLOSING for bench in self._benches
+        )
 
     def ask(self, bodies: Sequence[object]) -> list[object]:
         """Have requests of other kinds answered, on whatever GPU is free, in the order given."""
@@ -506,10 +517,11 @@ class Laboratory:
         if self._asks:
             ask = self._asks.popleft()
             return _AskTag(ask), self._asked[ask]
-        target = self._draw(number)
+        target, anchor = self._draw(number), self._ready_anchor()
         if target is None:
-            return None
-        anchor = self._ready_anchor()
+            if anchor is None or self._is_waiting() or bench.since < _CLOSING:
+                return None
+            return _AnchorTag(number), self._time_task(anchor)
         due = bench.since >= ANCHOR_EVERY or (bench.anchor_us is None and target != anchor)
         if anchor is not None and due:
             self._ready[target.kernel, target.m].append(target)
@@ -530,6 +542,8 @@ class Laboratory:
 
     def _ready_anchor(self) -> Target | None:
         if self._anchor is None or (self._anchor.kernel, self._anchor.config) in self.failed:
+            return None
+        if not self._benches:
             return None
         task = self.task_of(self._anchor)
         assert isinstance(task, CompileTask)
