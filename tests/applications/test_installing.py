@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -166,6 +167,14 @@ class TestPlace:
         prepared = prepare_install(asked(tmp_path, source, **blank), {})
         server = prepared.target.server
         assert (server.name, server.version, server.triton_version) == ("sglang", "0.5.12", "3.6.0")
+
+    def test_what_a_shell_makes_of_a_star(self, tmp_path: Path) -> None:
+        beside = f"{UP}.provenance.json"
+        source = write(tmp_path / "source", {UP: table(16), beside: provenance(table(16))})
+        do(asked(tmp_path, *sorted(source.iterdir())))
+        assert set(texts(tmp_path / "root")) == {f"{FOLDER}/{UP}", f"{FOLDER}/{beside}"}
+        with pytest.raises(InputError, match="no config file"):
+            prepare_install(asked(tmp_path, source / beside), {})
 
     def test_files_of_another_triton_do_not_pass_for_tuned_ones(self, tmp_path: Path) -> None:
         source = write(tmp_path / "source", pair(16, "configs/triton_3_4_0"))
@@ -582,3 +591,32 @@ def test_what_the_lookup_does_not_find_is_refused(tmp_path: Path, monkeypatch: p
     source = write(tmp_path / "source", pair(16))
     with pytest.raises(MoetuneError, match="does not find it"):
         prepare_install(asked(tmp_path, source), {})
+
+
+def test_mutated_files_are_installed_or_refused_with_a_reason(tmp_path: Path) -> None:
+    """Seeded: one byte, one stretch or one end of a good pair changed, 400 times."""
+    chance = random.Random(20260)
+    good = {name: text.encode() for name, text in pair(16).items()}
+    source = write(tmp_path / "source", pair(16))
+    outcomes = set()
+    said: list[tuple[str, str | None]] = []
+    for _ in range(400):
+        name = chance.choice(sorted(good))
+        content = bytearray(good[name])
+        start_, length = chance.randrange(len(content)), chance.choice((1, 1, 1, 7, 60))
+        content[start_ : start_ + length] = chance.choice(
+            (b"", bytes([chance.randrange(256)]), b"1", b"-", b'"', b"[[", b"{", b"e999", b"\x1b[2J")
+        )
+        (source / name).write_bytes(content)
+        try:
+            prepare_install(asked(tmp_path, source), {})
+            # What is not refused is what a server starts with.
+            shutil.copytree(source, tmp_path / "tree" / FOLDER, dirs_exist_ok=True)
+            start("0.5.12", tmp_path / "tree")
+            outcomes.add("fine")
+        except MoetuneError as refused:
+            outcomes.add("refused")
+            said.append((refused.message, refused.hint))
+        (source / name).write_bytes(good[name])
+    assert outcomes == {"fine", "refused"}
+    assert all(hint and message.isprintable() for message, hint in said)

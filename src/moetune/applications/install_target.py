@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from moetune.applications.config_files import TRITON, Unreadable, discover, read_config
 from moetune.applications.environment import SERVERS, config_trees, find_installed, read_tree, shipped_tree
 from moetune.applications.file_meaning import guess_server
-from moetune.applications.provenance import Recorded, provenance_name, read_provenance, text_sha256
+from moetune.applications.provenance import (
+    SUFFIX,
+    Recorded,
+    provenance_name,
+    read_provenance,
+    text_sha256,
+)
 from moetune.domain.catalogue import published
 from moetune.domain.errors import InputError, ServerError
 from moetune.domain.text import printable
@@ -54,7 +60,8 @@ def read_sources(paths: Sequence[Path]) -> tuple[Source, ...]:
     Raises:
         InputError: for what cannot be read, and where there are none.
     """
-    found = discover(paths)
+    # `install DIR/*` names the provenance beside each file too.
+    found = discover([path for path in paths if not path.name.endswith(SUFFIX)])
     for unreadable in found.unreadable:
         raise InputError(f"{_shown(unreadable.path)} cannot be read: {unreadable.reason}")
     if not found.files:
