@@ -35,7 +35,7 @@ _LEVELS = {
     "cannot-run": Severity.CANNOT_RUN,
     "wrong-numbers": Severity.WRONG_NUMBERS,
     "never-read": Severity.NEVER_READ,
-    "speed": Severity.COSTS_SPEED,
+    "costs-speed": Severity.COSTS_SPEED,
     "info": Severity.INFO,
 }
 _MAX_CONFIG_BYTES = 1 << 20
@@ -57,8 +57,8 @@ _MAX_SIZES = 24
 )
 @click.option(
     "--fail-on",
-    type=click.Choice([*_LEVELS, "never"]),
-    default="speed",
+    type=click.Choice([*_LEVELS, "nothing"]),
+    default="costs-speed",
     show_default=True,
     help="Exit with 1 for findings at least this bad.",
 )
@@ -89,7 +89,7 @@ def doctor(
     diagnosis = diagnose(logs, known, config_files=[_config(path) for path in configs])
     _show(sink, diagnosis)
     sink.document(diagnosis.to_json())
-    bad = fail_on != "never" and diagnosis.worse_or_equal(_LEVELS[fail_on])
+    bad = fail_on != "nothing" and diagnosis.worse_or_equal(_LEVELS[fail_on])
     return 1 if bad and not exit_zero else 0
 
 
