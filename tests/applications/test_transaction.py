@@ -270,3 +270,23 @@ def test_an_install_first_completes_what_was_interrupted(tmp_path: Path) -> None
     assert texts(root) == pair(32, FOLDER)
     uninstall(UninstallRequest(what=done.id, root=root, state=state), {})
     assert texts(root) == pair(16, FOLDER)
+
+
+def test_what_somebody_else_began_is_named_and_left_to_them(tmp_path: Path) -> None:
+    root, state = write(tmp_path / "root", pair(64, FOLDER)), tmp_path / "state"
+    first = prepare_install(request(tmp_path), {})
+    kills = 0
+    while not list((root / FOLDER).glob(".moetune-*.transaction")):
+        shutil.rmtree(state, ignore_errors=True)
+        assert killed_at(kills, lambda: install(first, {}))
+        kills += 1
+    (marker,) = (root / FOLDER).glob(".moetune-*.transaction")
+    other = replace(request(tmp_path), paths=(write(tmp_path / "other", pair(32)),), state=tmp_path / "mine")
+    done = install(prepare_install(other, {}), {})
+    assert done.interrupted == (str(marker),)
+    # Their next command sees that the files are no longer what it began with.
+    answer = status(state, {})
+    assert answer.recovered is not None
+    assert set(answer.recovered.left) == {f"{FOLDER}/{UP}", f"{FOLDER}/{DOWN}"}
+    assert answer.installs == ()
+    assert texts(root) == pair(32, FOLDER)

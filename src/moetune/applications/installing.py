@@ -17,6 +17,8 @@ from moetune.applications.atomic import Attributes, Places, open_places
 from moetune.applications.install_checks import lookups_of
 from moetune.applications.install_plan import InstallRequest, Prepared, prepare_install
 from moetune.applications.manifest import (
+    MARKER_PREFIX,
+    MARKER_SUFFIX,
     MAX_FILE_BYTES,
     Content,
     Entry,
@@ -55,6 +57,8 @@ class Installed:
         found: the server's own lookup finds every file in the tree as it now is.
         left: paths that somebody else changed meanwhile.
         recovered: what became of an interrupted command before this one.
+        interrupted: markers of commands of other users, or with other records, that were interrupted
+            in these directories and that only those can complete.
     """
 
     prepared: Prepared
@@ -63,6 +67,7 @@ class Installed:
     found: bool
     left: tuple[str, ...] = ()
     recovered: Recovered | None = None
+    interrupted: tuple[str, ...] = ()
 
     @property
     def use_command(self) -> str:
@@ -115,10 +120,23 @@ def install(
         try:
             made = _missing_folders(target.root, prepared.contents)
             with open_places(target.root, prepared.contents, directory_mode=_FOLDER_MODE) as places:
+                interrupted = _interrupted(places, prepared)
                 new, left = _write(ledger, places, prepared, made, asked)
         except OutputError as error:
             _explain(error, prepared)
-    return Installed(prepared, new, False, _is_found(prepared, environ, left), left, recovered)
+    found = _is_found(prepared, environ, left)
+    return Installed(prepared, new, False, found, left, recovered, interrupted)
+
+
+def _interrupted(places: Places, prepared: Prepared) -> tuple[str, ...]:
+    """Markers in the directories, which nobody holds a lock on any more: this process has them."""
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in prepared.contents)
+    return tuple(
+        str(prepared.target.root / folder / name)
+        for folder in folders
+        for name in places.names(folder)
+        if name.startswith(MARKER_PREFIX) and name.endswith(MARKER_SUFFIX)
+    )
 
 
 def _missing_folders(root: Path, paths: Mapping[str, object]) -> tuple[str, ...]:

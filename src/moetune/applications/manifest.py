@@ -34,6 +34,7 @@ FOLDER = "installs"
 MAX_FILE_BYTES = 1 << 20
 """Largest file that is installed, replaced or put back: no config file is larger."""
 
+MARKER_PREFIX, MARKER_SUFFIX = ".moetune-", ".transaction"
 _MANIFEST, _JOURNAL, _BLOBS = "manifest.json", "journal.json", "blobs"
 _LIMITS = JsonLimits(max_bytes=32 << 20, max_depth=12)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -190,7 +191,7 @@ class Journal:
     def marker(self) -> str:
         """A name that no server looks for: SGLang lists only what begins with `triton_`."""
         folder, slash, _ = self.steps[0].path.rpartition("/")
-        return f"{folder}{slash}.moetune-{self.token}.transaction"
+        return f"{folder}{slash}{MARKER_PREFIX}{self.token}{MARKER_SUFFIX}"
 
 
 def digest(content: bytes) -> str:

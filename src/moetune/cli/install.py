@@ -191,6 +191,11 @@ def _show_done(sink: Sink, installed: Installed) -> None:
     if installed.recovered is not None:
         done = "completed" if installed.recovered.completed else "not begun, and dropped"
         sink.note(f"an interrupted {installed.recovered.action} in {installed.recovered.root} was {done}")
+    for path in installed.interrupted:
+        sink.warning(
+            f"an install with other records was interrupted here, and only a command with those completes "
+            f"it: {path}"
+        )
     for path in installed.left:
         sink.warning(f"{path} was changed by somebody else meanwhile, and left as it is")
     if installed.dry_run:
