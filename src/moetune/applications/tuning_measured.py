@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moetune import __version__
+from moetune.applications.environment import find_installed
 from moetune.applications.exhaustive import write_landscape
 from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
@@ -28,6 +30,8 @@ from moetune.domain.codec import to_json
 from moetune.domain.errors import InputError, MoetuneError, UnknownGpuError
 from moetune.domain.predict import PerformanceModel
 from moetune.domain.problem import KERNELS
+from moetune.domain.text import printable
+from moetune.domain.version import parse_release, release_text
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
@@ -236,6 +240,9 @@ def tune_measured(
     environ = os.environ if environ is None else environ
     devices = _devices(request, gpus)
     request = replace(request, gpu=devices[0].name, compute_capability=devices[0].compute_capability)
+    if request.triton_version is None:
+        # Times are those of the Triton that measures, whatever the newest server pins.
+        request = replace(request, triton_version=triton_of(request.python or sys.executable))
     effort = _effort(request)
     with ExitStack() as stack:
         run = _Run(request, effort, environ, devices, command, pool, live, started, stack)
@@ -245,6 +252,29 @@ def tune_measured(
             raise NotMeasurableError(part.reason, "`moetune plan` says more")
         measured, landscape = run.measure()
         return _written(request, effort, plan, part, measured, run, landscape, environ, started)
+
+
+def triton_of(python: str) -> str | None:
+    """The version of Triton that an interpreter has; None where it has none."""
+    if python == sys.executable:
+        found = find_installed("triton")
+        return None if found is None else found.version
+    code = "from importlib.metadata import version; print(version('triton'))"
+    try:
+        done = subprocess.run(
+            [python, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return release_text(parse_release(done.stdout))
+    except (OSError, subprocess.SubprocessError, MoetuneError) as error:
+        raise InputError(
+            f"{printable(python, 200)} is no interpreter with Triton",
+            "give that of the server's environment with --python",
+        ) from error
 
 
 def _devices(request: MeasureRequest, gpus: Sequence[GpuDevice] | None) -> list[GpuDevice]:
