@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from moetune.applications.environment import Nearby, published_tree
+from moetune.applications.environment import published_tree
 from moetune.applications.file_meaning import Sizes, gpu_of, meaning_of, quantization_of
 from moetune.domain.catalogue import published
 from moetune.domain.file_names import FileName, parse_file_name
@@ -33,6 +33,21 @@ _GPU_COST = {"high": 0.5, "medium": 1.5, "low": 3.0}
 _OTHER_SERVER_COST = 0.25
 _OTHER_TRITON_COST = 0.05
 _CONFIDENCES = ("high", "medium", "low")
+
+
+@dataclass(frozen=True, slots=True)
+class Nearby:
+    """A tuned file of a sibling GPU or a neighbouring shape.
+
+    Attributes:
+        kernel: `up` or `down`.
+        path: of the file, in the tree that holds it.
+        sibling: the GPU it was tuned for.
+    """
+
+    kernel: Kernel
+    path: str
+    sibling: Sibling
 
 
 @dataclass(frozen=True, slots=True)

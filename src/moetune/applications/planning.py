@@ -29,7 +29,7 @@ from moetune.servers.registry import open_server
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from moetune.applications.environment import Nearby
+    from moetune.applications.catalogue import Nearby
     from moetune.applications.request import Request
     from moetune.domain.config import KernelConfig
     from moetune.domain.model import ExpertLayer
