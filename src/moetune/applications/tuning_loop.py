@@ -68,7 +68,7 @@ class Effort:
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "quick": Effort("quick", rounds=(4, 4, 4), limit=40, budget_seconds=45.0),
+    "quick": Effort("quick", rounds=(4, 4, 4), limit=40, budget_seconds=45.0, wide=False),
     "full": Effort(
         "full", rounds=(6, 6, 8, 8, 8, 8, 8), limit=160, budget_seconds=180.0, finalists=4, layer_rounds=15
     ),
@@ -207,12 +207,18 @@ class Tuner:
         lab.use_anchor(Target("up", middle, self._server.default_config(self._problem, "up", middle)))
         lab.want(self._default_targets(self._keys.ms), priority=-1)
 
-    def tune(self, launches: Mapping[Kernel, Sequence[Launch]], model: PerformanceModel) -> Measured:
+    def tune(
+        self,
+        launches: Mapping[Kernel, Sequence[Launch]],
+        model: PerformanceModel,
+        start_from: Sequence[KernelConfig] = (),
+    ) -> Measured:
         """Search, pair, settle.
 
         Args:
             launches: the search space of each kernel.
             model: what ranks it.
+            start_from: configs to measure at every m, whatever the model says.
 
         Raises:
             MoetuneError: when nothing can be measured any more; what was measured is in the journal.
@@ -220,6 +226,9 @@ class Tuner:
         self._launches, self._model = launches, model
         self.begin()
         lab = self._lab
+        lab.want(
+            Target(kernel, m, c) for c in start_from for kernel in self._kernels() for m in self._keys.ms
+        )
         if self._effort.exhaustive:
             self._measure_all()
         else:

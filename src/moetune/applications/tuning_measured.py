@@ -22,14 +22,15 @@ from moetune.applications.output import TableFile, Written, write_tables
 from moetune.applications.planning import Plan, make_plan
 from moetune.applications.predicting import forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Kind, Provenance, rounded
-from moetune.applications.replay import declared_space
 from moetune.applications.request import TuneRequest
+from moetune.applications.start_from import configs_of
 from moetune.applications.tuning import command_to_use, look_again
 from moetune.applications.tuning_loop import EFFORTS, Effort, Measured, Tuner
 from moetune.domain.codec import to_json
 from moetune.domain.errors import InputError, MoetuneError, UnknownGpuError
 from moetune.domain.predict import PerformanceModel
 from moetune.domain.problem import KERNELS
+from moetune.domain.space import sglang_grid
 from moetune.domain.text import printable
 from moetune.domain.version import parse_release, release_text
 from moetune.servers.registry import open_server
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from moetune.servers.protocol import Server
 
 SCHEMA = "moetune.measured/1"
+_STARTED_FROM = 24  # configs of --start-from that are measured at every m, whatever the model says
 ONLY = ("up", "down")
 
 
@@ -347,6 +349,7 @@ class _Run:
         self.laboratory: Laboratory | None = None
         self.journal: Journal | None = None
         self.nothing_left = False
+        self._start_from = configs_of(map(Path, request.start_from)) if request.start_from else ()
         self._problem: Problem | None = None
         self._forecast: Forecast | None = None
         self._keys: Keys | None = None
@@ -378,6 +381,7 @@ class _Run:
             "effort": self._effort.name,
             "ms": list(keys.ms),
             "only": request.only,
+            "start_from": sorted(str(config) for config in self._start_from),
             "moetune": __version__,
         }
         self.nothing_left = laboratory.sealed = any(
@@ -389,7 +393,7 @@ class _Run:
         tuner.begin()
         self.tuner, self.laboratory, self.journal = tuner, laboratory, journal
         self._problem, self._keys = problem, keys
-        self._forecast = forecast(server, problem)
+        self._forecast = forecast(server, problem, start_from=self._start_from)
         return self._forecast.tables(keys, keys.ms[-1])
 
     def measure(self) -> tuple[Measured, Path | None]:
@@ -399,13 +403,16 @@ class _Run:
         assert self.journal is not None
         assert self._problem is not None
         assert self._forecast is not None
+        grid = frozenset((*sglang_grid(), *self._start_from))
         launches: dict[Kernel, Sequence[Launch]] = {
-            kernel: self._forecast.launches(kernel)
-            if self._effort.wide
-            else declared_space(self._problem, kernel)
+            kernel: tuple(
+                launch
+                for launch in self._forecast.launches(kernel)
+                if self._effort.wide or launch.config in grid
+            )
             for kernel in KERNELS
         }
-        measured = self.tuner.tune(launches, PerformanceModel.load())
+        measured = self.tuner.tune(launches, PerformanceModel.load(), self._start_from[:_STARTED_FROM])
         health = self._health.look()
         self.journal.append("health", durable=False, **to_json(health))
         landscape = None

@@ -43,6 +43,7 @@ MEASURE = (
     ),
     click.option("--share-gpu", is_flag=True, help="Measure although something else computes on the GPU."),
 )
+_SHOWN_FAILURES = 8
 _NAMES = ("budget", "devices", "only", "python", "share_gpu")
 
 
@@ -159,8 +160,10 @@ def _show(sink: Sink, tuned: MeasuredTuning) -> None:
     sink.line("  measured: microseconds of one launch, weights cold, new routings; the layer interleaved")
     sink.table(_table(measured))
     sink.fields(_summary(tuned))
-    for name, why in measured.failed.items():
+    for name, why in list(measured.failed.items())[:_SHOWN_FAILURES]:
         sink.note(f"failed: {name}: {why}")
+    if len(measured.failed) > _SHOWN_FAILURES:
+        sink.note(f"{len(measured.failed) - _SHOWN_FAILURES} more failed: see the journal")
     sink.line()
     if not tuned.files:
         sink.heading("nothing was written")
