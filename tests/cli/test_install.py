@@ -147,6 +147,13 @@ def test_a_person_is_asked_and_offered_the_shipped_files(
     assert len(texts(tmp_path / "mine")) == files
 
 
+@pytest.mark.parametrize("verb", ["install", "uninstall", "status"])
+def test_help_fits_100_columns(verb: str, tmp_path: Path) -> None:
+    result = moetune(verb, "--help", cwd=tmp_path, COLUMNS="100")
+    assert result.code == 0
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
 BAD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no path": (("install",), "PATH", "--help"),
     "a path that is not there": (("install", "nothing", "--root", "r"), "nothing", ""),

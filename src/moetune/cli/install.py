@@ -52,7 +52,7 @@ PLACE = (
         help="Install below this directory: needs no server, GPU or answer. "
         "[default: what the server here reads]",
     ),
-    click.option("--yes", "-y", is_flag=True, help="Do not ask."),
+    click.option("--yes", is_flag=True, help="Do not ask."),
     click.option(
         "--copy-shipped", is_flag=True, help="Also copy in shipped files that the directory would hide."
     ),

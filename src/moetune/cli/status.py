@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _SHOWN = 24  # files that are as they should be; others are all shown
 
 _EPILOG = """\b
-Exit codes: 0 all stands as it was installed, and the server's lookup finds it; 1 something does not;
-2 it could not be looked at."""
+Exit codes: 0 all stands as it was installed, and the server's lookup finds it; 1 something
+does not; 2 it could not be looked at."""
 
 
 @click.command(epilog=_EPILOG)

@@ -30,7 +30,7 @@ _EPILOG = """\b
 Examples:
   moetune tune Qwen/Qwen3.5-122B-A10B --tp 4 --gpu "NVIDIA H200" --out configs
   moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --gpu "NVIDIA A100-SXM4-80GB"
-  moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --install --root image/moe-configs
+  moetune tune Qwen/Qwen3-30B-A3B --server vllm --gpu "NVIDIA L40S" --install --root image
 
 \b
 Exit codes: 0 files are there; 1 nothing to gain on any of the GPUs, and nothing was written;

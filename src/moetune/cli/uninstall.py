@@ -23,7 +23,7 @@ Examples:
   moetune uninstall image/moe-configs
 
 \b
-Exit codes: 0 taken back; 1 everything was changed since, and left as it is; 2 it could not be done."""
+Exit codes: 0 taken back; 1 everything was changed since, and left; 2 it could not be done."""
 
 
 @click.command(epilog=_EPILOG)
