@@ -64,12 +64,14 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
 ONLY_TUNE = {"out", "force", "compile_configs", "start_from"}
 # These belong to what is done with the answer: test_install.py.
 INSTALL = ("install", "root", "yes", "copy_shipped", "state")
+# These say how to measure: test_measuring.py.
+MEASURE = ("budget", "devices", "only", "python", "share_gpu")
 
 
 def parse(command: click.Command, arguments: list[str], kind: type[Request]) -> Request:
     # click empties the list that it is given
     values = dict(command.make_context(command.name, list(arguments)).params)
-    for name in ("as_json", "no_color", "exit_zero", "effort", *INSTALL):
+    for name in ("as_json", "no_color", "exit_zero", "effort", *INSTALL, *MEASURE):
         values.pop(name, None)
     return request_from(values, kind)
 
@@ -94,7 +96,7 @@ def test_every_flag_and_every_field_is_here() -> None:
     shown = {name for parameter in tune.params for name in parameter.opts if name.startswith("--")}
     used = {word for arguments, _, _ in FLAGS.values() for word in arguments if word.startswith("--")}
     used |= {"--compile", "--effort", "--json", "--exit-zero", "--no-color"}
-    used |= {f"--{name.replace('_', '-')}" for name in INSTALL}
+    used |= {f"--{name.replace('_', '-')}" for name in (*INSTALL, *MEASURE)}
     assert shown <= used
 
 
@@ -113,6 +115,6 @@ def test_exit_codes() -> None:
     assert (exit_code(True, False), exit_code(False, False), exit_code(False, True)) == (0, 1, 0)
 
 
-def test_effort_knows_what_this_version_can_do() -> None:
+def test_an_effort_that_nobody_knows_is_refused() -> None:
     with pytest.raises(click.BadParameter):
-        tune.make_context("tune", ["--effort", "quick"])
+        tune.make_context("tune", ["--effort", "heroic"])
