@@ -4,6 +4,7 @@
     python -m benchmarks.tune_h200 sanity LANDSCAPE   # times against a recorded landscape
     python -m benchmarks.tune_h200 faults             # candidates that really hang and read out of bounds
     python -m benchmarks.tune_h200 side JSON JSON     # winners of two runs and the default, interleaved
+    python -m benchmarks.tune_h200 exhaust JSON --m 1024 4096  # the whole grid, resumable with --state
     python -m benchmarks.tune_h200 stock --m 64       # the stock way on a sample of the grid, scaled
 
 `moetune tune` itself is timed from outside: `time moetune tune ... --effort quick`.
@@ -27,6 +28,7 @@ from moetune.applications.compiling import CompilePool
 from moetune.applications.journal import Journal
 from moetune.applications.measuring import Laboratory, Target
 from moetune.applications.replay import declared_space
+from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.choose import Pair
 from moetune.domain.compilation import CompileTask, Depth, compile_task
 from moetune.domain.config import KernelConfig
@@ -202,6 +204,94 @@ def side(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def exhaust(arguments: argparse.Namespace) -> int:
+    """Every config of the grid at some m; what a run chose against the best of it, side by side."""
+    problem = fp8_problem() if arguments.fp8 else seed_problem()
+    server = open_server(problem.server, problem.server_version, problem.triton_version)
+    chosen = {entry["m"]: entry for entry in json.loads(arguments.against.read_text())["entries"]}
+    started = time.monotonic()
+    with (
+        Journal.open(arguments.state, problem, uuid()) as journal,
+        laboratory(problem, journal, arguments.m) as lab,
+    ):
+        lab.use_anchor(Target("up", arguments.m[0], server.default_config(problem, "up", arguments.m[0])))
+        for kernel in KERNELS:
+            lab.want(
+                Target(kernel, m, launch.config)
+                for launch in declared_space(problem, kernel)
+                for m in arguments.m
+            )
+        lab.run(started + arguments.budget)
+        print(
+            f"{lab.measured} times in {time.monotonic() - started:.1f} s, {len(lab.compiled)} binaries,"
+            f" failed {len(lab.failed)}, compiled while measuring {lab.compilations}, drifts {lab.drifts}"
+        )
+        fractions = []
+        for m in arguments.m:
+            sides = {
+                kernel: {
+                    target.config: time_us
+                    for target, time_us in lab.times.items()
+                    if target.kernel == kernel and target.m == m and time_us
+                }
+                for kernel in KERNELS
+            }
+            sums = [
+                (of_up + of_down, Pair(up, down))
+                for up, of_up in sides["up"].items()
+                for down, of_down in sides["down"].items()
+                if up.block_size_m == down.block_size_m
+            ]
+            best_us, best = min(sums, key=lambda item: item[0])
+            pair = Pair(*(KernelConfig.from_json(chosen[m][kernel], "the document") for kernel in KERNELS))
+            default = Pair(*(server.default_config(problem, kernel, m) for kernel in KERNELS))
+            pair_us = sides["up"].get(pair.up, math.nan) + sides["down"].get(pair.down, math.nan)
+            timed = lab.layer(m, (best, pair, default), "uniform", 31)
+            assert timed is not None
+            rows = zip(timed.samples_us[0], timed.samples_us[1], strict=True)
+            ratio = statistics.median(of_best / of_pair for of_best, of_pair in rows)
+            fractions.append(ratio)
+            print(f"m={m}: {len(sides['up'])} up and {len(sides['down'])} down configs measured")
+            print(f"  best   {best_us:8.1f} us  {best.up} | {best.down}")
+            print(f"  chosen {pair_us:8.1f} us  {pair.up} | {pair.down}")
+            print(f"  fraction of the best {best_us / pair_us:.4f}, layers side by side {ratio:.4f}")
+    mean = math.exp(statistics.fmean(map(math.log, fractions)))
+    print(f"side by side: geometric mean {mean:.4f}, worst {min(fractions):.4f} over {len(fractions)} m")
+    return 0
+
+
+def faults(_: argparse.Namespace) -> int:
+    """A kernel that spins for a minute and one that writes out of bounds, among good ones."""
+    problem = seed_problem()
+    server = open_server(problem.server, problem.server_version, problem.triton_version)
+    hang, wild, good = CHECKED[0], CHECKED[1], CHECKED[2:4]
+    variables = {"MOETUNE_TEST_HANG": str(hang), "MOETUNE_TEST_WILD": str(wild)}
+    command = WorkerCommand(
+        arguments=("-m", "tests.measure.faulty_gpu"),
+        variables={**variables, "PYTHONPATH": os.pathsep.join(["src", "."])},
+        answer_seconds=4.0,
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Journal.open(Path(folder), problem, uuid()) as journal,
+        Laboratory(
+            server,
+            problem,
+            journal,
+            (64,),
+            [uuid()],
+            command=command,
+            pool=CompilePool(Depth.BINARY, variables=dict(command.variables)),
+        ) as lab,
+    ):
+        wanted = [Target("up", 64, config) for config in (hang, wild, *good)]
+        lab.want(wanted)
+        lab.run()
+        for target in wanted:
+            print(f"{target.config}: {lab.times[target] or lab.failed[target.kernel, target.config]}")
+    return 0
+
+
 def stock(arguments: argparse.Namespace) -> int:
     """Compile one config, capture, time, next: a sample of the grid with the stock iteration counts.
 
@@ -251,7 +341,7 @@ def main() -> int:
     """Run one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     pieces = parser.add_subparsers(required=True)
-    for function in (kernels, numerics, sanity, side, stock):
+    for function in (kernels, numerics, sanity, side, exhaust, faults, stock):
         piece = pieces.add_parser(function.__name__, help=function.__doc__)
         piece.set_defaults(function=function)
         if function is sanity:
@@ -259,6 +349,12 @@ def main() -> int:
         if function is side:
             piece.add_argument("first", type=Path)
             piece.add_argument("second", type=Path)
+            piece.add_argument("--fp8", action="store_true")
+        if function is exhaust:
+            piece.add_argument("against", type=Path)
+            piece.add_argument("--m", type=int, nargs="+", default=[1024, 4096])
+            piece.add_argument("--budget", type=float, default=540.0)
+            piece.add_argument("--state", type=Path, default=Path("exhaust-state"))
             piece.add_argument("--fp8", action="store_true")
         if function is stock:
             piece.add_argument("--m", type=int, default=64)

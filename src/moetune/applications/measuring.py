@@ -166,6 +166,7 @@ class Laboratory:
         self._workload = Workload(problem, tuple(sorted(ms)), seed)
         self._progress = progress or (lambda _: None)
         self._rng = random.Random(seed)
+        self._started = time.monotonic()
         self.phase = ""
         self.sealed = False
         """Nothing new may be measured: what the journal lacks is passed over."""
@@ -206,6 +207,17 @@ class Laboratory:
             bench.device.close()
         if self._service is not None:
             self._service.close()
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase; the journal says when, for whoever asks where the time went."""
+        self.phase = phase
+        self.note("phase", name=phase)
+
+    def note(self, kind: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
+        """A line of the journal that nothing depends on; a sealed laboratory writes none."""
+        if not self.sealed:
+            seconds = round(time.monotonic() - self._started, 3)
+            self._journal.append(kind, durable=False, seconds=seconds, **values)
 
     @property
     def facts(self) -> DeviceFacts | None:
@@ -358,9 +370,7 @@ class Laboratory:
         elif isinstance(event, DeviceReady):
             bench = self._benches[event.device]
             bench.facts, bench.busy = event.facts, False
-            self._journal.append(
-                "device", device=event.device, **to_json(event.facts), opened=to_json(event.opened)
-            )
+            self.note("device", device=event.device, **to_json(event.facts), opened=to_json(event.opened))
         elif isinstance(event, DeviceGone):
             self._on_gone(event)
         elif isinstance(event, CompileBroken):

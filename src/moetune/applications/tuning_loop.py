@@ -203,7 +203,7 @@ class Tuner:
         """Ask for the defaults, so that compiling and the GPU start before the model has ranked."""
         lab = self._lab
         middle = min(self._keys.ms, key=lambda m: (abs(math.log2(m / 64)), m))
-        lab.phase = "defaults"
+        lab.enter("defaults")
         lab.use_anchor(Target("up", middle, self._server.default_config(self._problem, "up", middle)))
         lab.want(self._default_targets(self._keys.ms), priority=-1)
 
@@ -233,14 +233,14 @@ class Tuner:
             self._measure_all()
         else:
             self._search()
-        lab.phase = "pairs"
+        lab.enter("pairs")
         self._complete_pairs()
         choices = self._choose(self._keys.ms)
-        lab.phase = "finalists"
+        lab.enter("finalists")
         choices, layers = self._settle(choices)
-        lab.phase = "between keys"
+        lab.enter("between keys")
         choices, added, shortfalls = self._cover(choices, layers)
-        lab.phase = "numerics"
+        lab.enter("numerics")
         choices, numerics = self._check(choices)
         spreads = sorted(lab.spreads.values())
         times = [target for target, time_us in lab.times.items() if time_us is not None]
@@ -269,7 +269,7 @@ class Tuner:
 
     def _measure_all(self) -> None:
         lab = self._lab
-        lab.phase = "all"
+        lab.enter("all")
         for kernel in self._kernels():
             lab.want(
                 Target(kernel, m, launch.config) for launch in self._launches[kernel] for m in self._keys.ms
@@ -280,7 +280,7 @@ class Tuner:
         lab = self._lab
         searches = self._strategies()
         for number, rounds in enumerate(self._effort.rounds):
-            lab.phase = f"search {number + 1}/{len(self._effort.rounds)}"
+            lab.enter(f"search {number + 1}/{len(self._effort.rounds)}")
             asked: list[tuple[GuidedSearch, int, KernelConfig, tuple[Target, ...]]] = []
             for kernels, field, search in searches:
                 for _ in range(rounds * len(field.ms)):
@@ -434,7 +434,7 @@ class Tuner:
         rounds = self._effort.layer_rounds
         contestants = (default, *pairs, default)
         uniform = self._lab.layer(m, contestants, "uniform", rounds)
-        skewed = self._lab.layer(m, contestants, SKEWED, rounds)
+        skewed = self._lab.layer(m, contestants, SKEWED, max(rounds // 2, 5))
         if uniform is None:
             return self._kept(choice), LayerResult(m)
         noise = max(NOISE_FLOOR, abs(_ratio(uniform, len(pairs) + 1, (0,)) - 1))

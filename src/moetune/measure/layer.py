@@ -35,6 +35,7 @@ from moetune.measure.worker import ConfigError, SetupError
 from moetune.measure.workload import (
     MAX_COPIES,
     Circle,
+    ample_copies,
     expert_bytes,
     least_launches,
     needed_bytes,
@@ -303,23 +304,28 @@ class GpuBackend:
         self._routed.clear()
         self._aligned.clear()
         torch.cuda.empty_cache()
-        copies = {
+        copies: dict[Kernel, int] = {
+            kernel: max(self._circle(kernel, m, problem.routing, workload.seed).copies for m in workload.ms)
+            for kernel in KERNELS
+        }
+        # For what lies between these m, where there is room.
+        ample: dict[Kernel, int] = {
             kernel: max(
-                (
-                    self._circle(kernel, m, workload.problem.routing, workload.seed).copies
-                    for m in workload.ms
-                ),
-                default=1,
+                copies[kernel],
+                ample_copies(problem.E, expert_bytes(problem, kernel), self._properties.L2_cache_size),
             )
             for kernel in KERNELS
         }
-        needed = needed_bytes(problem, max(workload.ms), copies["up"], copies["down"])
         free, _ = torch.cuda.mem_get_info(self._device)
+        largest = max(workload.ms)
+        if needed_bytes(problem, largest, ample["up"], ample["down"]) <= free * _FREE_SHARE:
+            copies = ample
+        needed = needed_bytes(problem, largest, copies["up"], copies["down"])
         if needed > free * _FREE_SHARE:
             raise MemoryError(f"the problem needs {needed >> 20:,} MiB, the GPU has {free >> 20:,} MiB free")
         quantized = problem.quantization.dtype.weight_bits == 8
         operand = "fp8e4nv" if quantized else problem.activation_dtype.value
-        self._data = Data(problem, max(workload.ms), copies, operand, self._device, workload.seed)
+        self._data = Data(problem, largest, copies, operand, self._device, workload.seed)
         torch.cuda.synchronize()
         return Opened(torch.cuda.memory_allocated(self._device), copies["up"], copies["down"])
 
@@ -368,7 +374,7 @@ class GpuBackend:
             launch(0)
             torch.cuda.synchronize()
             graphs.append(timing.capture(launch, len(routed.experts)))
-        samples = timing.interleave(graphs, len(routed.experts), task.rounds)
+        samples = timing.interleave(graphs, len(routed.experts), task.rounds, task.seed)
         del graphs
         torch.cuda.empty_cache()  # each graph had memory of its own
         return LayerTimed(samples, circle.reuse_bytes, self._compilations.count)
@@ -425,7 +431,7 @@ class GpuBackend:
             data.problem.E,
             touched,
             self._properties.L2_cache_size,
-            least_launches(task.m),
+            max(least_launches(task.m) // 2, 4),  # a pass through the layer is longer than a launch
             copies,
         )
 

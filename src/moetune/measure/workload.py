@@ -25,8 +25,10 @@ COLD_FACTOR = 3
 """Bytes of other weights between two uses of the same weights, in sizes of the L2 (design.md, decision 2)."""
 
 MAX_COPIES = 128
-_MAX_LAUNCHES = 512
-_MORE_LAUNCHES = 6
+_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+_MAX_LAUNCHES = 2048
+_MORE_LAUNCHES = 24
+"""How much longer a circle may get until its end fits its beginning."""
 _CONTESTANTS = 5  # graphs of the layer that are alive at a time, each with memory of its own
 _OWN_BYTES = 1 << 30
 """For the CUDA context, compiled kernels, graphs, and what a reference needs of one expert."""
@@ -75,6 +77,15 @@ def reuse_touches(circle: Sequence[Sequence[int]], copies: int) -> int:
     return least
 
 
+def ample_copies(experts: int, expert_bytes: int, l2_bytes: int) -> int:
+    """Copies of the weights with which there is a circle at any m.
+
+    Where launches touch d of E experts, those used longest ago, the least reuse is E - 2d as long as two
+    launches have no expert in common, and d from then on: a third of E at worst.
+    """
+    return min(math.ceil(3 * COLD_FACTOR * l2_bytes / (experts * expert_bytes)), MAX_COPIES)
+
+
 def spread_experts(counts: Sequence[int], experts: int, copies: int) -> list[tuple[int, ...]]:
     """For each launch the experts to touch: those whose weights were not used for longest.
 
@@ -119,7 +130,7 @@ def plan_circle(
     typical = max(sum(counts) / len(counts), 1.0)
     if max(counts) == 0:
         return Circle(((),) * least, 1, needed)  # an expert-parallel rank without work touches nothing
-    for copies in range(1, most_copies + 1):
+    for copies in (*(number for number in _COPIES if number < most_copies), most_copies):
         start = max(least, math.ceil(needed / (typical * expert_bytes)) + 1, copies)
         for launches in range(-(-start // copies) * copies, start + _MORE_LAUNCHES * copies, copies):
             if launches > _MAX_LAUNCHES:
