@@ -69,6 +69,14 @@ def fp8_problem() -> Problem:
     return seed_problem(K=2048, N=512, file_n=512, quantization=quantization)
 
 
+def _python_path() -> str:
+    """Where moetune and the tests are, for processes with another working directory."""
+    import moetune
+
+    source = Path(moetune.__file__).resolve().parents[1]
+    return os.pathsep.join([str(source), str(Path(__file__).resolve().parents[1])])
+
+
 def uuid() -> str:
     """The GPU that CUDA shows first."""
     from moetune.applications.nvml import detect_gpus
@@ -268,7 +276,7 @@ def faults(_: argparse.Namespace) -> int:
     variables = {"MOETUNE_TEST_HANG": str(hang), "MOETUNE_TEST_WILD": str(wild)}
     command = WorkerCommand(
         arguments=("-m", "tests.measure.faulty_gpu"),
-        variables={**variables, "PYTHONPATH": os.pathsep.join(["src", "."])},
+        variables={**variables, "PYTHONPATH": _python_path()},
         answer_seconds=4.0,
     )
     with (

@@ -120,6 +120,7 @@ def test_a_problem_is_opened_timed_and_right(problem: Problem) -> None:
     for timed in answers[3:5]:
         assert isinstance(timed, Timed), timed
         assert timed.time_us == 1.0
+        assert timed.between_us == 1.0
         assert timed.reuse_bytes >= 3 * timed.l2_bytes
     for timed in answers[5:]:
         assert isinstance(timed, LayerTimed), timed

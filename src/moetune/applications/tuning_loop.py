@@ -493,7 +493,11 @@ class Tuner:
         added: list[int] = []
         shortfalls: tuple[Shortfall, ...] = ()
         for _ in range(3):
-            probes = [m for m in probe_ms(choices.up, switches, largest) if m not in layers]
+            probes = [
+                m
+                for m in probe_ms(choices.up, switches, largest)
+                if m not in layers and not self._is_inside(choices, m)
+            ]
             times_at = self._times_at(choices, probes)
             measured = [m for m in probes if self._is_known(choices, m)]
             shortfalls = check_coverage(
@@ -519,6 +523,15 @@ class Tuner:
             merged = sorted((*choices.entries, *entries), key=lambda entry: entry.m)
             choices = Choices(tuple(merged), choices.one_file)
         return choices, tuple(sorted(added)), tuple(shortfall.m for shortfall in shortfalls)
+
+    def _is_inside(self, choices: Choices, m: int) -> bool:
+        """Whether both keys around an m have one pair, which beat one default there: nothing changes."""
+        keys = sorted(choices.up.keys())
+        below = max((key for key in keys if key <= m), default=None)
+        above = min((key for key in keys if key >= m), default=None)
+        if below is None or above is None or _pair_at(choices, below) != _pair_at(choices, above):
+            return False
+        return self._default(below) == self._default(m) == self._default(above)
 
     def _is_known(self, choices: Choices, m: int) -> bool:
         """Whether both that the server would pick and its default were asked for at that m."""

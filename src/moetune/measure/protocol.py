@@ -116,7 +116,8 @@ class Timed:
     """What came of it.
 
     Attributes:
-        time_us: median of the samples, of one launch.
+        time_us: median of the samples, of one launch, less what stands between two launches.
+        between_us: the tiny kernel between two launches, timed on its own.
         spread: relative half-width of the 95% interval of that median.
         samples: how many.
         launches: launches in the graph, each on a routing of its own.
@@ -136,6 +137,7 @@ class Timed:
     l2_bytes: int
     hopeless: bool = False
     compilations: int = 0
+    between_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
