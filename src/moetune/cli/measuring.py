@@ -236,20 +236,12 @@ def _summary(tuned: MeasuredTuning) -> Iterator[tuple[str, str]]:
         Prose(f"{measured.noise:.1%} between two runs of the default, {measured.spread:.1%} in one"),
     )
     configs = ", ".join(f"{count} {kernel}" for kernel, count in measured.configs.items())
-    yield (
-        "measured",
-        Prose(
-            f"{measured.measured} times in {tuned.seconds:.1f} s, {measured.known} known before; {configs} configs"
-        ),
-    )
+    times = f"{measured.measured} times in {tuned.seconds:.1f} s, {measured.known} known before"
+    yield "measured", Prose(f"{times}; {configs} configs")
     worst = max((item.relative_error / item.tolerance for item in measured.numerics), default=None)
     if worst is not None:
-        yield (
-            "numerics",
-            Prose(
-                f"{len(measured.numerics)} configs against an fp32 reference, at most {worst:.0%} of the tolerance"
-            ),
-        )
+        compared = f"{len(measured.numerics)} configs against an fp32 reference"
+        yield "numerics", Prose(f"{compared}, at most {worst:.0%} of the tolerance")
     if measured.compilations:
         yield "beware", Prose(f"{measured.compilations} kernels were compiled while measuring")
     if measured.drifts:
