@@ -159,11 +159,12 @@ def test_what_a_worker_prints_is_no_answer(tmp_path: Path) -> None:
 
 
 RUN = textwrap.dedent("""
-    import sys
+    import json, sys
     from pathlib import Path
     from tests.applications.fake_machine import FakeMachine
     from tests.applications.test_faults import GOOD, OTHER, BAD, measure, targets
-    machine = FakeMachine(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    machine = FakeMachine(folder, settings=json.loads((folder / "settings.json").read_text()))
     measure(machine, targets(GOOD, BAD, OTHER) + targets(GOOD, BAD, OTHER, kernel="down"))
 """)
 
