@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import pytest
-from hypothesis import settings
+# Before numpy is imported: small matrices on many threads are slow on a busy machine.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
