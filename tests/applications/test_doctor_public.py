@@ -12,8 +12,8 @@ from moetune.applications.doctor_solve import Known
 PUBLIC = Path(__file__).parents[1] / "logs" / "public"
 
 
-def read(name: str, **known: str) -> Diagnosis:
-    return diagnose([str(PUBLIC / f"{name}.log")], Known(**known))
+def read(name: str, *, model: str | None = None) -> Diagnosis:
+    return diagnose([str(PUBLIC / f"{name}.log")], Known(model=model))
 
 
 # Excerpt to server, version range, GPUs, codes, ranks of the worst finding.

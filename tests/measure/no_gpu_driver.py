@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from moetune.domain.compilation import CompileTask
 from moetune.domain.identity import problem_from_json
 from moetune.measure import kernels, layer
+from moetune.measure.alignment import align
 
 HITS: list[bool] = []
 
@@ -72,7 +73,7 @@ def main() -> None:
         experts = torch.randint(0, problem.E, (m, problem.topk))
         length = layer.padded_length_like(experts.numel(), problem.E, task)
         size = task.launch.config.block_size_m
-        data.launch(task, m, layer.align(experts, problem.E, size, length=length), 0)
+        data.launch(task, m, align(experts, problem.E, size, length=length), 0)
     json.dump({"compiled": HITS.count(False), "found": HITS.count(True)}, sys.stdout)
 
 
