@@ -137,6 +137,7 @@ FULL_DISK = textwrap.dedent("""
                 journal.append("time", m=number)
                 written += 1
         except OutputError as error:
+            assert journal.path.read_bytes().endswith(bytes([10])), "half a line is left"
             print(written, error.message, "HINT", error.hint)
 """)
 
