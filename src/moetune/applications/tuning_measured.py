@@ -120,6 +120,7 @@ class MeasuredTuning:
         nothing_left: the journal had everything.
         journal: where it is.
         landscape: what was measured as a landscape; only of an exhaustive run.
+        throttled: why the GPU ran slower than it could at some time; empty when it did not.
         facts: the GPU and the software that measured; None where nothing had to be measured.
         found: the server's own lookup, pointed to `out`, finds every file.
         replaces_shipped: pointed to `out`, the server no longer reads the files that it ships.
@@ -135,6 +136,7 @@ class MeasuredTuning:
     nothing_left: bool
     journal: Path
     landscape: Path | None
+    throttled: tuple[str, ...]
     facts: DeviceFacts | None
     found: bool
     replaces_shipped: bool
@@ -176,6 +178,7 @@ class MeasuredTuning:
             "compiled_while_measuring": measured.compilations,
             "failed": dict(measured.failed),
             "drifts": list(measured.drifts),
+            "throttled": list(self.throttled),
             "complete": measured.complete,
             "added_keys": list(measured.added_keys),
             "shortfalls": list(measured.shortfalls),
@@ -349,6 +352,7 @@ class _Run:
         self.laboratory: Laboratory | None = None
         self.journal: Journal | None = None
         self.nothing_left = False
+        self.throttled: dict[str, None] = {}
         self._start_from = configs_of(map(Path, request.start_from)) if request.start_from else ()
         self._problem: Problem | None = None
         self._forecast: Forecast | None = None
@@ -413,8 +417,7 @@ class _Run:
             for kernel in KERNELS
         }
         measured = self.tuner.tune(launches, PerformanceModel.load(), self._start_from[:_STARTED_FROM])
-        health = self._health.look()
-        self.journal.append("health", durable=False, **to_json(health))
+        self.laboratory.note("health", **to_json(self._health.look()), throttled_during=list(self.throttled))
         landscape = None
         if self._effort.exhaustive and measured.complete:
             landscape = write_landscape(self.journal.folder, self._problem, self.laboratory)
@@ -423,12 +426,12 @@ class _Run:
         return measured, landscape
 
     def _tell(self, progress: Progress) -> None:
-        if self._live is None:
-            return
         now = time.monotonic()
         if now - self._looked > 1.0:
             self._looked, self._last = now, self._health.look()
-        self._live(Live(progress, self._last, now - self._started))
+            self.throttled.update(dict.fromkeys(self._last.throttled))
+        if self._live is not None:
+            self._live(Live(progress, self._last, now - self._started))
 
 
 def _command(request: MeasureRequest) -> WorkerCommand:
@@ -467,6 +470,7 @@ def _written(
         nothing_left=run.nothing_left,
         journal=run.journal.path,
         landscape=landscape,
+        throttled=tuple(run.throttled),
         facts=facts,
         found=found,
         replaces_shipped=replaces,

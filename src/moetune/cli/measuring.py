@@ -246,6 +246,8 @@ def _summary(tuned: MeasuredTuning) -> Iterator[tuple[str, str]]:
         yield "beware", Prose(f"{measured.compilations} kernels were compiled while measuring")
     if measured.drifts:
         yield "beware", Prose(f"the GPU's speed changed by over 2% {len(measured.drifts)} times; repeated")
+    if tuned.throttled:
+        yield "beware", Prose(f"the GPU was slowed by {' and '.join(tuned.throttled)} at times")
     if not measured.complete:
         yield "budget", Prose("ended the search; run the same command again and it goes on")
     if measured.shortfalls:
