@@ -215,6 +215,26 @@ def test_sigkill_of_the_run_ends_its_workers_even_those_that_hang_and_loses_noth
     assert len(machine.log("time")) == asked + len(wanted) - known
 
 
+@pytest.mark.parametrize("when", ["while a worker starts", "while a kernel hangs"])
+def test_an_interrupt_ends_the_run_at_once_whatever_its_workers_do(when: str, tmp_path: Path) -> None:
+    starting = when == "while a worker starts"
+    settings = {"slow start": 60} if starting else {"faults": {f"down {BAD}": "hang"}}
+    machine = FakeMachine(tmp_path, settings=settings)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    what, wanted = ("start", lambda _: True) if starting else ("time", lambda line: _hangs(line, str(BAD)))
+    while not any(map(wanted, machine.log(what))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert "KeyboardInterrupt" in said
+    pids = {int(line["pid"]) for line in machine.log(what)}
+    assert pids
+    assert not any(_alive(pid) for pid in pids)
+
+
 def _hangs(line: dict[str, object], config: str) -> bool:
     return line["kernel"] == "down" and line["config"] == config
 
@@ -259,6 +279,18 @@ def test_a_worker_of_another_release_is_refused(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path, settings={"protocol": 99})
     with pytest.raises(MoetuneError, match="protocol 99"):
         measure(machine, targets(GOOD))
+
+
+@pytest.mark.parametrize("part", ["_command", "_pool"])
+def test_an_interpreter_that_is_not_there_ends_the_run(part: str, tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    with machine.journal() as journal:
+        laboratory = machine.laboratory(journal, MS)
+        setattr(laboratory, part, replace(getattr(laboratory, part), python=str(tmp_path / "missing")))
+        with laboratory:
+            laboratory.want(targets(GOOD))
+            with pytest.raises(MoetuneError, match="missing"):
+                laboratory.run()
 
 
 def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self._settings = settings()
+        self._log("start")
+        time.sleep(self._settings.get("slow start", 0.0))
         if Path(self._settings.get("gone", "/nonexistent")).exists():
             raise RuntimeError("No CUDA GPUs are available")
         if Path(self._settings.get("once", "/nonexistent") + sys.argv[-1]).exists():

@@ -119,6 +119,9 @@ class CompileService:
                     else:
                         self._hear(key.data)
                 self._kill_overdue()
+        except Exception as error:  # noqa: BLE001 - a thread that dies silently would leave the run waiting
+            text = printable(f"{type(error).__name__}: {error}", 300)
+            self._report(CompileBroken(MoetuneError(f"compiling failed: {text}")))
         finally:
             for process in self._processes:
                 process.end()

@@ -108,15 +108,12 @@ def import_path(folder: Path) -> str:
 
 
 class WorkerProcess:
-    """One measuring process.
+    """One measuring process; `greet` waits until it is there.
 
     Args:
         command: how it is started.
         uuid: the GPU.
         cache: the folder of compiled kernels.
-
-    Raises:
-        GpuLostError: when it does not say hello.
     """
 
     def __init__(self, command: WorkerCommand, uuid: str, cache: Path) -> None:
@@ -132,24 +129,29 @@ class WorkerProcess:
         self._unread = b""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ)
-        hello = self._read(command.start_seconds)
+
+    def greet(self, seconds: float) -> DeviceFacts:
+        """Wait for its hello.
+
+        Raises:
+            GpuLostError: when it does not say it, or cannot measure.
+        """
+        hello = self._read(seconds)
         if isinstance(hello, Lost):
-            self.end()
             raise GpuLostError(f"the measuring process did not start: {hello.reason}")
         if "failure" in hello:
-            self.end()
             failure = from_json(Failure, hello["failure"], "the worker's hello")
             raise GpuLostError(
                 f"the measuring process cannot measure here: {printable(failure.message, 300)}",
                 "give the interpreter of an environment with torch and Triton with --python",
             )
-        self.facts = from_json(DeviceFacts, hello.get("hello"), "the worker's hello")
-        if self.facts.protocol != PROTOCOL:
-            self.end()
+        facts = from_json(DeviceFacts, hello.get("hello"), "the worker's hello")
+        if facts.protocol != PROTOCOL:
             raise GpuLostError(
-                f"the measuring process speaks protocol {self.facts.protocol}, not {PROTOCOL}",
+                f"the measuring process speaks protocol {facts.protocol}, not {PROTOCOL}",
                 "install the same release of moetune in both environments",
             )
+        return facts
 
     @property
     def pid(self) -> int:
@@ -331,6 +333,11 @@ class Device:
             while (item := self._requests.get()) is not None:
                 if not self._answer(*item):
                     return
+        except Exception as error:  # noqa: BLE001 - a thread that dies silently would leave the run waiting
+            text = printable(f"{type(error).__name__}: {error}", 300)
+            self._report(
+                DeviceGone(self.number, None, GpuLostError(f"measuring on {self._uuid} failed: {text}"))
+            )
         finally:
             if self._process is not None:
                 self._process.end()
@@ -341,23 +348,25 @@ class Device:
         Raises:
             GpuLostError: when none starts, or the problem has no room.
         """
-        error = GpuLostError("the run is over")
+        error: MoetuneError = GpuLostError("the run is over")
         for _ in range(_STARTS):
             if self._process is not None:
                 self._process.end()
                 self._process = None
-            try:
-                process = WorkerProcess(self._command, self._uuid, self._cache)
-            except GpuLostError as lost:
-                error = lost
-                continue
+            process = WorkerProcess(self._command, self._uuid, self._cache)
             with self._lock:
+                # From here on `close` ends it, also while it imports torch.
                 self._process = process
                 if self._closing:
                     break
+            try:
+                facts = process.greet(self._command.start_seconds)
+            except MoetuneError as lost:
+                error = lost
+                continue
             opened = process.ask(self._workload, self._command.open_seconds)
             if isinstance(opened, Opened):
-                return process.facts, opened
+                return facts, opened
             reason = opened.message if isinstance(opened, Failure) else getattr(opened, "reason", "")
             hint = None
             if isinstance(opened, Failure) and opened.kind is FailureKind.MEMORY:
