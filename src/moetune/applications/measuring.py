@@ -39,6 +39,8 @@ from moetune.measure.protocol import (
     LayerPair,
     LayerTask,
     LayerTimed,
+    Peaks,
+    PeakTask,
     Timed,
     TimeTask,
     Workload,
@@ -179,6 +181,7 @@ class Laboratory:
         self.drifts: list[float] = []
         self.layers: dict[str, LayerTimed] = {}
         self.checks: dict[str, Checked] = {}
+        self.peaks: Peaks | None = None
         self._best: dict[tuple[Kernel, int], float] = {}
         self._tasks: dict[Target, CompileTask] = {}
         self._pending: set[Target] = set()
@@ -333,6 +336,15 @@ class Laboratory:
             self._journal.append("check", key=key, **to_json(answer))
             self.checks[key] = answer
         return self.checks.get(key)
+
+    def measured_peaks(self) -> Peaks | None:
+        """What the GPU can do; None where it cannot be measured."""
+        if self.peaks is None and not self.sealed:
+            (answer,) = self.ask([PeakTask()])
+            if isinstance(answer, Peaks):
+                self.peaks = answer
+                self._journal.append("peaks", **to_json(answer))
+        return self.peaks
 
     def task_of(self, target: Target) -> CompileTask | str:
         """The binary that a target launches, or why there is none."""
@@ -596,6 +608,8 @@ class Laboratory:
                 self._note_failure(line["kernel"], _config(line["config"]), line["why"])
             elif kind == "layer":
                 self.layers[line["key"]] = _layer(line)
+            elif kind == "peaks":
+                self.peaks = Peaks(line["tflops"], line["gbps"])
             elif kind == "check":
                 self.checks[line["key"]] = Checked(line["relative_error"], line["tolerance"])
 

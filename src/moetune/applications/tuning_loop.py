@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from moetune.domain.launch import Launch
     from moetune.domain.predict import PerformanceModel
     from moetune.domain.problem import Kernel, Problem
-    from moetune.measure.protocol import LayerTimed
+    from moetune.measure.protocol import LayerTimed, Peaks
     from moetune.servers.protocol import Server
 
 NOISE_FLOOR = 0.005
@@ -126,6 +126,7 @@ class Measured:
         failed: culprits with their reasons.
         drifts: changes of the anchor over 2%.
         compilations: kernels that the measuring processes had to compile themselves.
+        peaks: what the GPU can do; None where it was not measured.
         complete: the search came to its end; False when the budget ended it.
     """
 
@@ -143,6 +144,7 @@ class Measured:
     failed: Mapping[str, str]
     drifts: tuple[float, ...]
     compilations: int
+    peaks: Peaks | None
     complete: bool
 
     @property
@@ -262,6 +264,7 @@ class Tuner:
             failed={f"{kernel} {config}": why for (kernel, config), why in sorted(lab.failed.items())},
             drifts=tuple(lab.drifts),
             compilations=lab.compilations,
+            peaks=lab.measured_peaks(),
             complete=self._complete,
         )
 

@@ -22,6 +22,7 @@ from moetune.applications.output import TableFile, Written, write_tables
 from moetune.applications.planning import Plan, make_plan
 from moetune.applications.predicting import forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Kind, Provenance, rounded
+from moetune.applications.rates import rate
 from moetune.applications.request import TuneRequest
 from moetune.applications.start_from import configs_of
 from moetune.applications.tuning import command_to_use, look_again
@@ -179,6 +180,7 @@ class MeasuredTuning:
             "failed": dict(measured.failed),
             "drifts": list(measured.drifts),
             "throttled": list(self.throttled),
+            "peaks": to_json(measured.peaks),
             "complete": measured.complete,
             "added_keys": list(measured.added_keys),
             "shortfalls": list(measured.shortfalls),
@@ -206,7 +208,10 @@ class MeasuredTuning:
 
     def _entry(self, choice: Choice) -> dict[str, Any]:
         layer = self.measured.layers.get(choice.m)
+        problem = self.plan.gpus[0].problem
+        assert problem is not None
         return {
+            "rate": to_json(rate(problem, choice.m, choice.time_us, self.measured.peaks)),
             "m": choice.m,
             "up": choice.pair.up.to_json(),
             "down": choice.pair.down.to_json(),

@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from moetune.applications.tuning_loop import LayerResult, Measured
+    from moetune.applications.tuning_loop import LayerResult
     from moetune.applications.tuning_measured import Live, MeasuredTuning
     from moetune.cli.output import Sink
     from moetune.domain.choose import Choice
@@ -158,7 +158,7 @@ def _show(sink: Sink, tuned: MeasuredTuning) -> None:
     if tuned.nothing_left:
         sink.heading("nothing is left to measure: all of this is in the journal")
     sink.line("  measured: microseconds of one launch, weights cold, new routings; the layer interleaved")
-    sink.table(_table(measured))
+    sink.table(_table(tuned))
     sink.fields(_summary(tuned))
     for name, why in list(measured.failed.items())[:_SHOWN_FAILURES]:
         sink.note(f"failed: {name}: {why}")
@@ -183,7 +183,8 @@ def _show(sink: Sink, tuned: MeasuredTuning) -> None:
         sink.fields([("beware", Prose("while it is set the server reads none of the files that it ships"))])
 
 
-def _table(measured: Measured) -> Table:
+def _table(tuned: MeasuredTuning) -> Table:
+    measured = tuned.measured
     configs = ("up and down",) if measured.choices.one_file else ("up", "down")
     columns = (
         Column("m", right=True),
@@ -193,12 +194,15 @@ def _table(measured: Measured) -> Table:
         Column("gain", right=True),
         Column("layer", right=True),
         Column("skewed", right=True),
+        Column("rate", right=True),
+        Column("of peak", right=True),
     )
-    rows = (_row(measured, choice) for choice in measured.choices.entries)
+    rows = (_row(tuned, choice) for choice in measured.choices.entries)
     return Table(columns, tuple(rows))
 
 
-def _row(measured: Measured, choice: Choice) -> tuple[str, ...]:
+def _row(tuned: MeasuredTuning, choice: Choice) -> tuple[str, ...]:
+    measured = tuned.measured
     pair = (choice.pair.up,) if measured.choices.one_file else (choice.pair.up, choice.pair.down)
     default = "cannot run" if choice.default_us is None else f"{choice.default_us:.1f}"
     layer = measured.layers.get(choice.m)
@@ -210,7 +214,18 @@ def _row(measured: Measured, choice: Choice) -> tuple[str, ...]:
         _gain(choice),
         _ratio(layer, "uniform_ratio"),
         _ratio(layer, "zipf_ratio"),
+        *_rate(tuned, choice),
     )
+
+
+def _rate(tuned: MeasuredTuning, choice: Choice) -> tuple[str, str]:
+    from moetune.applications.rates import rate
+
+    problem = tuned.plan.gpus[0].problem
+    assert problem is not None
+    found = rate(problem, choice.m, choice.time_us, tuned.measured.peaks)
+    text = f"{found.gbps:.0f} GB/s" if found.limit == "memory" else f"{found.tflops:.0f} TFLOP/s"
+    return text, "-" if found.share is None else f"{found.share:.0%}"
 
 
 def _gain(choice: Choice) -> str:

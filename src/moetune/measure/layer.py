@@ -56,6 +56,7 @@ _LARGEST_FP8 = 448.0  # e4m3
 _DIVISOR = 16  # on which Triton specialises integers
 _NOT_WRITTEN = 1e30
 _LEAST_US = 0.1
+_PEAK_BYTES = 4 << 30  # three matrices, two buffers of half a GiB, and as much again
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +403,9 @@ class GpuBackend:
 
     def peaks(self, task: PeakTask) -> Peaks:
         """See `Backend`."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if free < _PEAK_BYTES:
+            raise SetupError("no room to measure the GPU's rates")
         generator = torch.Generator(device=self._device).manual_seed(task.seed)
         size = 8192
         a, b = (
