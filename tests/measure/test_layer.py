@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moetune.applications.compile_service import Compiled, CompileService
 from moetune.applications.compiling import CompilePool
@@ -21,6 +23,8 @@ from moetune.domain.gpu import find_gpu
 from moetune.domain.identity import problem_to_json
 from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
+from moetune.measure.alignment import padded_length
+from moetune.measure.layer import padded_length_like
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
@@ -102,3 +106,22 @@ def test_the_measuring_process_compiles_nothing(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {"compiled": 0, "found": len(pairs)}
+
+
+@given(
+    slots=st.integers(1, 70_000),
+    experts=st.integers(1, 512),
+    block_size_m=st.sampled_from([16, 32, 64, 128, 256]),
+    divisible=st.booleans(),
+)
+def test_a_padded_length_is_of_the_class_that_was_compiled_and_long_enough(
+    slots: int, experts: int, block_size_m: int, divisible: bool
+) -> None:
+    server = open_server("sglang", "0.5.23", "3.6.0")
+    launch = server.launch(SEED, "up", KernelConfig(block_size_m, 32, 64, 1, 4, 2))
+    task = compile_task(launch, SEED)
+    assert isinstance(task, CompileTask)
+    length = padded_length_like(slots, experts, replace(task, padded_length_divisible=divisible))
+    assert (length % 16 == 0) is divisible
+    assert length % 4 == 0
+    assert padded_length(slots, experts, block_size_m) <= length <= slots * block_size_m + 600 * block_size_m

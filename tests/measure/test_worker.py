@@ -49,11 +49,10 @@ SMALL = Problem(
 )
 FP8 = replace(
     SMALL,
-    K=256,
-    N=128,
-    file_n=128,
+    K=128,
     quantization=Quantization(Dtype.FP8_W8A8, "fp8", (128, 128), dynamic_activation=True),
 )
+TWO_GROUPS = replace(FP8, K=256)
 SHARED_AND_PARALLEL = replace(SMALL, E=4, global_experts=9, ep=3, topk=3, fused_shared_experts=1, bias=True)
 CONFIG = KernelConfig(16, 64, 64, 1, 4, 2)
 
@@ -131,14 +130,13 @@ def test_a_problem_is_opened_timed_and_right(problem: Problem) -> None:
 def test_a_config_that_computes_wrong_numbers_is_found_out() -> None:
     # One scale of two groups is applied: see constraint SCALE_GROUP.
     m, wrong = 5, replace(CONFIG, block_size_k=256)
-    opened, checked = ask([Workload(FP8, (m,)), CheckTask(task(FP8, "up", m, wrong), m)])
+    opened, checked = ask([Workload(TWO_GROUPS, (m,)), CheckTask(task(TWO_GROUPS, "up", m, wrong), m)])
     assert isinstance(opened, Opened)
     assert isinstance(checked, Checked)
     assert not checked.passed
 
 
-def test_what_is_not_written_is_wrong() -> None:
-    """Half of the columns: the launch grid of a binary that claims fewer."""
+def test_a_binary_of_another_class_than_the_m_is_refused() -> None:
     m = 5
     good = task(SMALL, "up", m)
     opened, checked = ask([Workload(SMALL, (m,)), CheckTask(replace(good, num_slots_divisible=True), m)])
