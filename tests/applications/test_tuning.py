@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -307,9 +308,9 @@ def parse(command: str) -> TuneRequest:
     program, verb, *arguments = shlex.split(command)
     assert (program, verb) == ("moetune", "tune")
     context: click.Context = tune_command.make_context("tune", arguments)
-    values = dict(context.params)
-    for name in ("as_json", "no_color", "exit_zero", "effort"):
-        values.pop(name)
+    # What is measured, installed and shown is not part of the request.
+    known = {field.name for field in fields_of(TuneRequest)} | {"server_env"}
+    values = {name: value for name, value in context.params.items() if name in known}
     return request_from(values, TuneRequest)
 
 
