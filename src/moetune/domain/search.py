@@ -110,21 +110,20 @@ class Book:
         return None
 
 
-class ListedSearch:
-    """Asks for listed configs at each m, round by round: the base of exhaustive and random search."""
+class QueuedSearch:
+    """Asks for what stands in its queue and keeps the book: the base of all strategies here."""
 
-    def __init__(self, field: Field, orders: Sequence[Sequence[int]], budget: int) -> None:
+    def __init__(self, field: Field) -> None:
         self._book = Book(field)
-        rounds = min(budget, max((len(order) for order in orders), default=0))
-        self._queue = deque(
-            (row, order[turn])
-            for turn in range(rounds)
-            for row, order in enumerate(orders)
-            if turn < len(order)
-        )
+        self._queue: deque[tuple[int, int]] = deque()
+
+    def _plan(self) -> None:
+        """Put more into the empty queue; nothing when the budget is spent."""
 
     def ask(self) -> Ask | None:
-        """The next of the list."""
+        """The next of the queue."""
+        if not self._queue:
+            self._plan()
         if not self._queue:
             return None
         row, place = self._queue.popleft()
@@ -137,6 +136,20 @@ class ListedSearch:
     def choose(self, m: int) -> KernelConfig | None:
         """The best measured."""
         return self._book.choose(m)
+
+
+class ListedSearch(QueuedSearch):
+    """Asks for listed configs at each m, round by round: exhaustive and random search."""
+
+    def __init__(self, field: Field, orders: Sequence[Sequence[int]], budget: int) -> None:
+        super().__init__(field)
+        rounds = min(budget, max((len(order) for order in orders), default=0))
+        self._queue = deque(
+            (row, order[turn])
+            for turn in range(rounds)
+            for row, order in enumerate(orders)
+            if turn < len(order)
+        )
 
 
 def exhaustive_search(field: Field, budget: int, seed: int) -> ListedSearch:
@@ -162,7 +175,7 @@ def compile_limit(budget: int) -> int:
     return 3 * budget if budget <= 16 else 48 + (budget - 16) * 5 // 3
 
 
-class GuidedSearch:
+class GuidedSearch(QueuedSearch):
     """Ranks with the performance model, then goes where measurements say that something is to be gained.
 
     All m take turns. At each turn an m asks for the config with the largest expected improvement
@@ -188,7 +201,7 @@ class GuidedSearch:
         spread: Spread | None = None,
     ) -> None:
         del seed
-        self._book = Book(field)
+        super().__init__(field)
         self._budget = budget
         self._limit = compile_limit(budget) if limit is None else limit
         order = np.argsort(field.score, axis=1, kind="stable")
@@ -200,24 +213,6 @@ class GuidedSearch:
         self._log_score = np.log(field.score)
         self._spent = [0] * len(field.ms)
         self._introduced = [0] * len(field.ms)
-        self._queue: deque[tuple[int, int]] = deque()
-
-    def ask(self) -> Ask | None:
-        """The next measurement; a round of one for each m is planned at a time."""
-        if not self._queue:
-            self._plan()
-        if not self._queue:
-            return None
-        row, place = self._queue.popleft()
-        return Ask(self._book.field.ms[row], self._book.field.configs[place])
-
-    def tell(self, m: int, config: KernelConfig, time_us: float | None) -> None:
-        """Write down an answer."""
-        self._book.note(m, config, time_us)
-
-    def choose(self, m: int) -> KernelConfig | None:
-        """The best measured."""
-        return self._book.choose(m)
 
     def _plan(self) -> None:
         rows = [row for row, spent in enumerate(self._spent) if spent < self._budget]
