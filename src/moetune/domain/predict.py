@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from moetune.domain.features import FEATURES, FloatArray, LaunchArrays, features, launch_arrays
-from moetune.domain.gpu import FilledGpu, Gpu, filled
+from moetune.domain.gpu import Gpu, filled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -306,6 +306,3 @@ def _limits(matrix: FloatArray, done: Work) -> tuple[str, ...]:
     )
     names = ("memory", "tensor cores", "latency")
     return tuple(names[place] for place in bounds.argmax(0))
-
-
-__all__ = ["Ensemble", "Familiarity", "FilledGpu", "Ground", "PerformanceModel", "Prediction"]
