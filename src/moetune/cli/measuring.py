@@ -153,6 +153,8 @@ class LiveLine:
 
 
 def _show(sink: Sink, tuned: MeasuredTuning) -> None:
+    from moetune.cli.report import show_use, show_written
+
     measured = tuned.measured
     sink.line()
     if tuned.nothing_left:
@@ -168,19 +170,8 @@ def _show(sink: Sink, tuned: MeasuredTuning) -> None:
     if not tuned.files:
         sink.heading("nothing was written")
         return
-    sink.heading("measured files")
-    sink.fields((file.state.value, str(file.path)) for file in tuned.files)
-    for file in tuned.files:
-        if file.shared_with:
-            sink.warning(f"{file.path} also serves another problem: {file.shared_with}")
-    sink.fields([("provenance", "beside each, in *.provenance.json")])
-    if tuned.found:
-        sink.fields([("lookup", f"{tuned.plan.server.name}'s own finds them there")])
-    sink.line()
-    sink.heading("next")
-    sink.fields([("use them", tuned.use_command)])
-    if tuned.replaces_shipped:
-        sink.fields([("beware", Prose("while it is set the server reads none of the files that it ships"))])
+    show_written(sink, tuned.files, "measured")
+    show_use(sink, tuned)
 
 
 def _table(tuned: MeasuredTuning) -> Table:

@@ -10,10 +10,13 @@ from moetune.domain.choose import Reason
 from moetune.servers.protocol import Applies, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from moetune.applications.output import Written
     from moetune.applications.planning import GpuPlan, Plan, PlannedFile, ServerChoice
     from moetune.applications.predicting import Predicted
+    from moetune.applications.tuning import Tuned
+    from moetune.applications.tuning_measured import MeasuredTuning
     from moetune.cli.output import Sink
     from moetune.domain.choose import Choice
     from moetune.domain.model import ExpertLayer
@@ -199,3 +202,30 @@ def _gain_text(predicted: Predicted) -> str:
     if dead:
         parts.append(f"at {dead} of {len(entries)} m the server's default cannot run on this GPU")
     return "; ".join(parts)
+
+
+def show_written(sink: Sink, files: Sequence[Written], kind: str) -> None:
+    """The files that were written and what lies beside them.
+
+    Args:
+        sink: where it goes.
+        files: at least one.
+        kind: `predicted` or `measured`.
+    """
+    sink.heading(f"{kind} files")
+    sink.fields((file.state.value, str(file.path)) for file in files)
+    for file in files:
+        if file.shared_with:
+            sink.warning(f"{file.path} also serves another problem: {file.shared_with}")
+    sink.fields([("provenance", "beside each, in *.provenance.json")])
+
+
+def show_use(sink: Sink, tuned: Tuned | MeasuredTuning) -> None:
+    """That the server's lookup finds the files, and how to make it read them."""
+    if tuned.found:
+        sink.fields([("lookup", f"{tuned.plan.server.name}'s own finds them there")])
+    sink.line()
+    sink.heading("next")
+    sink.fields([("use them", tuned.use_command)])
+    if tuned.replaces_shipped:
+        sink.fields([("beware", Prose("while it is set the server reads none of the files that it ships"))])

@@ -18,7 +18,6 @@ from moetune.cli.measuring import (
     take_measure,
 )
 from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_from, with_options
-from moetune.cli.output import Prose
 from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,25 +115,16 @@ def _install(sink: Sink, tuned: Tuned | MeasuredTuning, place: dict[str, Any], y
 
 
 def _show_files(sink: Sink, tuned: Tuned) -> None:
+    from moetune.cli.report import show_use, show_written
+
     sink.line()
     if not tuned.files:
         sink.heading("nothing was written")
         return
-    sink.heading("predicted files")
-    sink.fields((file.state.value, str(file.path)) for file in tuned.files)
-    for file in tuned.files:
-        if file.shared_with:
-            sink.warning(f"{file.path} also serves another problem: {file.shared_with}")
-    sink.fields([("provenance", "beside each, in *.provenance.json")])
+    show_written(sink, tuned.files, "predicted")
     sink.fields(("compiled", f"{report.gpu}: {report.text}") for report in tuned.compiled)
     for report in tuned.compiled:
         for replaced in report.replaced:
             sink.note(f"did not compile for {report.gpu}: {replaced}")
-    if tuned.found:
-        sink.fields([("lookup", f"{tuned.plan.server.name}'s own finds them there")])
-    sink.line()
-    sink.heading("next")
-    sink.fields([("use them", tuned.use_command)])
-    if tuned.replaces_shipped:
-        sink.fields([("beware", Prose("while it is set the server reads none of the files that it ships"))])
+    show_use(sink, tuned)
     sink.fields([("measure", f"{tuned.measure_command}  # on a machine with that GPU")])
