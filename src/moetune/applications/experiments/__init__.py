@@ -1,0 +1,1 @@
+"""`moetune experiment`: arms of a real server under real load, and what they say."""
