@@ -238,6 +238,25 @@ def _lines_after(buffer: bytes, end: int, count: int) -> Iterator[LogLine]:
         yield read_line(buffer[start:end])
 
 
+def whole_text(source: LogSource) -> Iterator[bytes]:
+    """The text of a file in chunks, gzip expanded to a limit, for what has no lines of interest.
+
+    Args:
+        source: its name; takes what went wrong.
+
+    Raises:
+        InputError: for what cannot be opened, or is no text.
+    """
+    opened = _open(source.name)
+    try:
+        yield from _text(source, opened)
+    except OSError as error:
+        raise InputError(f"{printable(source.name)} cannot be read: {error.strerror}") from None
+    finally:
+        if source.name != "-":
+            opened.close()
+
+
 # --- bytes ------------------------------------------------------------------------------------------
 
 
