@@ -82,7 +82,33 @@ class Journal:
             OutputError: when it cannot be written.
             InputError: when what is there is no journal of that problem.
         """
-        folder = run_folder(root, problem, gpu_uuid)
+        header = {
+            "fingerprint": fingerprint(problem),
+            "gpu_uuid": gpu_uuid,
+            "identity": identity(problem),
+        }
+        return cls.open_in(
+            run_folder(root, problem, gpu_uuid),
+            {"schema": SCHEMA, **header},
+            busy="another moetune measures this on this GPU",
+            other="is no journal of this problem on this GPU",
+        )
+
+    @classmethod
+    def open_in(cls, folder: Path, header: Mapping[str, Any], *, busy: str, other: str) -> Journal:
+        """Open the journal of a folder, or begin one, and lock it.
+
+        Args:
+            folder: where it lies; made when it is missing.
+            header: JSON values of its first line, which say what it is a journal of.
+            busy: what it means that another process holds it.
+            other: what to say of one with another header.
+
+        Raises:
+            JournalBusyError: when another process holds it.
+            OutputError: when it cannot be written.
+            InputError: when what is there has another header, or is none.
+        """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(folder)
@@ -94,8 +120,8 @@ class Journal:
             ) from error
         journal = cls(folder, _descriptor=descriptor)
         try:
-            journal._lock()
-            journal._read(problem, gpu_uuid)
+            journal._lock(busy)
+            journal._read(header, other)
         except BaseException:
             journal.close()
             raise
@@ -154,16 +180,16 @@ class Journal:
         if durable:
             os.fsync(self._descriptor)
 
-    def _lock(self) -> None:
+    def _lock(self, busy: str) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise JournalBusyError(
-                f"another moetune measures this on this GPU: it holds {printable(str(self.path), 400)}",
+                f"{busy}: it holds {printable(str(self.path), 400)}",
                 "wait for it, or end it; then run the same command again",
             ) from error
 
-    def _read(self, problem: Problem, gpu_uuid: str) -> None:
+    def _read(self, header: Mapping[str, Any], other: str) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > MAX_BYTES:
             raise self._broken(f"is larger than {MAX_BYTES >> 20} MiB")
@@ -178,18 +204,12 @@ class Journal:
             os.ftruncate(self._descriptor, self._length)
             os.fsync(self._descriptor)
         documents = [self._parse(number, line) for number, line in enumerate(lines, 1)]
-        header: dict[str, Any] = {
-            "schema": SCHEMA,
-            "fingerprint": fingerprint(problem),
-            "gpu_uuid": gpu_uuid,
-            "identity": identity(problem),
-        }
         if not documents:
             self.append("header", **header)
             self._sync_folder()
             return
         if any(documents[0].get(name) != value for name, value in header.items()):
-            raise self._broken("is no journal of this problem on this GPU")
+            raise self._broken(other)
         self.lines = documents[1:]
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
@@ -15,13 +16,18 @@ T = TypeVar("T")
 
 
 def to_json(value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """A JSON value: dataclasses as objects by field name, enums as their values, tuples as lists."""
+    """A JSON value: dataclasses as objects by field name, enums as their values, tuples as lists.
+
+    A mapping has texts as its keys.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: to_json(item) for key, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} has no JSON form here")
@@ -55,6 +61,11 @@ def _build(kind: object, value: object, where: str) -> object:
             return _build(rest[0], value, where)
     elif origin is tuple:
         return _tuple(get_args(kind), value, where)
+    elif origin is Mapping:
+        if not isinstance(value, dict):
+            raise _mismatch(value, where, "an object")
+        kinds = get_args(kind)
+        return {name: _build(kinds[1], item, f"{where}: {name}") for name, item in value.items()}
     elif origin is Literal:
         if value in get_args(kind) and isinstance(value, str):
             return value
