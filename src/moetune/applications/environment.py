@@ -33,8 +33,8 @@ PACKAGES = (*SERVERS, "triton", "torch")
 _MAX_ENTRIES = 20_000
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.I)
 # A value that begins like a hub's or a service's token, or an address with a password in it.
-_SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|xox[bp]-)[A-Za-z0-9_-]{8}|://[^/@\s]{1,256}@")
-_REDACTED = "(redacted)"
+SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|xox[bp]-)[A-Za-z0-9_-]{8,}|://[^/@\s]{1,256}@")
+REDACTED = "(redacted)"
 _VARIABLE_PREFIXES = ("SGLANG_", "VLLM_", "MOETUNE_", "TRITON_", "CUDA_VISIBLE_DEVICES")
 
 
@@ -118,14 +118,14 @@ def _package_folder(name: str) -> Path | None:
 def listed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter here, sorted, with the values of those that look like secrets redacted."""
     return {
-        name: _REDACTED if _is_secret(name, environ[name]) else printable(environ[name], 1024)
+        name: REDACTED if _is_secret(name, environ[name]) else printable(environ[name], 1024)
         for name in sorted(environ)
         if name.startswith(_VARIABLE_PREFIXES)
     }
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return _SECRET_NAME.search(name) is not None or _SECRET_VALUE.search(value) is not None
+    return _SECRET_NAME.search(name) is not None or SECRET_VALUE.search(value) is not None
 
 
 def config_trees(
