@@ -12,6 +12,8 @@ import pytest
 
 from moetune.cli import plan, replay, tune
 from moetune.cli.main import cli
+from tests.applications.made_traces import MadeStep, events, write_trace
+from tests.applications.test_at_most import decode_line
 from tests.cli.conftest import LANDSCAPE, moetune
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def test_an_example_runs(example: str, tmp_path: Path) -> None:
         ' "num_experts_per_tok": 8, "hidden_size": 2048, "moe_intermediate_size": 768,'
         ' "torch_dtype": "bfloat16"}'
     )
+    write_trace(tmp_path / "rank0.trace.json.gz", events([MadeStep()]))
+    (tmp_path / "server.log").write_text(decode_line(64, 400.0) * 6)
     result = moetune(*arguments, cwd=tmp_path)
     assert result.code in (0, 1), result.err
     assert result.err == ""

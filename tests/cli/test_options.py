@@ -64,6 +64,8 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
 ONLY_TUNE = {"out", "force", "compile_configs", "start_from"}
 # These belong to what is done with the answer: test_install.py.
 INSTALL = ("install", "root", "yes", "copy_shipped", "state")
+# Files of a running server that only plan reads: test_bounds.py.
+BOUNDS = ("trace", "server_log")
 # These say how to measure: test_measuring.py.
 MEASURE = ("budget", "devices", "only", "python", "share_gpu")
 
@@ -71,7 +73,7 @@ MEASURE = ("budget", "devices", "only", "python", "share_gpu")
 def parse(command: click.Command, arguments: list[str], kind: type[Request]) -> Request:
     # click empties the list that it is given
     values = dict(command.make_context(command.name, list(arguments)).params)
-    for name in ("as_json", "no_color", "exit_zero", "effort", *INSTALL, *MEASURE):
+    for name in ("as_json", "no_color", "exit_zero", "effort", *BOUNDS, *INSTALL, *MEASURE):
         values.pop(name, None)
     return request_from(values, kind)
 
