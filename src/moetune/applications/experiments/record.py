@@ -46,11 +46,13 @@ class Finished:
         result: how it went.
         attempt: 1, or 2 where a baseline that failed was started again.
         preparing: it only filled the caches; its numbers count for nothing.
+        installed: paths of the config files that were put in place for it.
     """
 
     result: StartResult
     attempt: int = 1
     preparing: bool = False
+    installed: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,7 +95,9 @@ class Facts:
         try:
             if kind == "start":
                 result = from_json(StartResult, line["result"], source)
-                self.starts.append(Finished(result, int(line["attempt"]), bool(line["preparing"])))
+                installed = tuple(map(str, line["installed"]))
+                finished = Finished(result, int(line["attempt"]), bool(line["preparing"]), installed)
+                self.starts.append(finished)
                 self.begun = None
             elif kind == "begun":
                 self.begun = from_json(ScheduledStart, line["start"], source)
@@ -195,9 +199,9 @@ class Record:
         self._journal.append(kind, **line)
         self.facts.read({"kind": kind, **line}, str(self._journal.path))
 
-    def add_start(self, result: StartResult, attempt: int, *, preparing: bool = False) -> None:
+    def add_start(self, finished: Finished) -> None:
         """Record a start that is over."""
-        self.add("start", result=to_json(result), attempt=attempt, preparing=preparing)
+        self.add("start", **to_json(finished))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,366 @@
+"""The state before an experiment: what it was, how arms change it for a while, and how it comes back.
+
+Config files of an arm go through the same machinery as `moetune install`: transactions with backups,
+relative to directory descriptors. Their ledger lies in the folder of the run, so that whatever it holds
+is an arm's and is to be taken back: after a start, after a failure, by the next call after a crash.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moetune.applications.atomic import open_places
+from moetune.applications.config_files import TRITON
+from moetune.applications.environment import read_tree
+from moetune.applications.experiments.redaction import redacted_arguments, redacted_variables
+from moetune.applications.install_checks import Checked
+from moetune.applications.install_plan import Change, FileChange, InstallRequest, Prepared, prepare_install
+from moetune.applications.install_target import find_target
+from moetune.applications.installing import install
+from moetune.applications.manifest import MAX_FILE_BYTES, check_target, digest, open_ledger
+from moetune.applications.provenance import provenance_name
+from moetune.applications.transaction import recover
+from moetune.applications.uninstalling import UninstallRequest, uninstall
+from moetune.domain.errors import InputError, OutputError
+from moetune.domain.text import printable
+
+if TYPE_CHECKING:
+    from moetune.applications.install_target import Target
+    from moetune.domain.experiment_plan import Intervention, Plan
+
+_DOWN = re.compile(r"_down(?=\.json$)")
+
+
+@dataclass(frozen=True, slots=True)
+class FileThere:
+    """A file of a server's config directory.
+
+    Attributes:
+        path: below the directory.
+        sha256: of its bytes.
+        mode: permission bits.
+        mtime_ns: when it was last written.
+    """
+
+    path: str
+    sha256: str
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGood:
+    """What an experiment has to leave as it was.
+
+    Attributes:
+        server: `sglang`, `vllm` or `other`.
+        version: of the server, as far as it is known before it is started.
+        triton_version: likewise.
+        command: that starts it, without secrets.
+        environment: variables that the plan adds, without secrets.
+        host: where it runs; empty: here.
+        root: directory of the config files that it reads; empty: no arm changes files here.
+        files: what lies in it.
+        installs: names of what `moetune install` had put there.
+    """
+
+    server: str
+    version: str
+    triton_version: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    root: str = ""
+    files: tuple[FileThere, ...] = ()
+    installs: tuple[str, ...] = ()
+
+    def changed(self) -> tuple[str, ...]:
+        """What is not as it was, in words; empty when every byte, mode and time is."""
+        if not self.root:
+            return ()
+        before = {one.path: one for one in self.files}
+        now = {one.path: one for one in files_there(Path(self.root))}
+        said = []
+        for path in sorted({*before, *now}):
+            old, new = before.get(path), now.get(path)
+            if old == new:
+                continue
+            shown = printable(f"{self.root}/{path}", 300)
+            if old is None:
+                said.append(f"{shown} is new")
+            elif new is None:
+                said.append(f"{shown} is gone")
+            elif old.sha256 != new.sha256:
+                said.append(f"{shown} has other bytes")
+            else:
+                said.append(f"{shown} has another mode or time")
+        return tuple(said)
+
+
+def files_there(root: Path) -> tuple[FileThere, ...]:
+    """The config files below a directory, in the layout of either server, with what lies beside them.
+
+    Raises:
+        MoetuneError: for what cannot be read.
+    """
+    paths = sorted(_paths(root))
+    if not paths:
+        return ()
+    found = []
+    with open_places(root, paths, writing=False) as places:
+        for path in paths:
+            attributes, content = places.attributes(path), places.read(path, MAX_FILE_BYTES)
+            if attributes is not None and content is not None:
+                found.append(FileThere(path, digest(content), attributes.mode, attributes.mtime_ns))
+    return tuple(found)
+
+
+def _paths(root: Path) -> list[str]:
+    """Names of the config files: `NAME.json` (vLLM) and `configs/triton_*/NAME.json` (SGLang)."""
+    found = [name for names in _names(root, nested=False).values() for name in names]
+    for folder, names in _names(root, nested=True).items():
+        if folder.startswith(TRITON):
+            found += [f"configs/{folder}/{name}" for name in names]
+    return [path for path in found if path.endswith(".json") and _is_config(root / path)]
+
+
+def _is_config(path: Path) -> bool:
+    """Whether it is a plain file of a size that arms could touch."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_BYTES
+
+
+def _names(root: Path, *, nested: bool) -> Mapping[str, frozenset[str]]:
+    return read_tree(root, nested=nested).directories or {}
+
+
+class ConfigArms:
+    """Puts the config files of arms in place, and takes them back.
+
+    Args:
+        plan: the experiment.
+        folder: of the run; the ledger of what arms have put in place lies in it.
+        environ: variables of this process.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, environ: Mapping[str, str]) -> None:
+        self._plan, self._folder = plan, folder
+        self._environ = {**environ, **_kept(plan.server.environment)}
+        self._server = plan.server
+
+    @property
+    def needed(self) -> bool:
+        """Whether an arm changes files of this machine."""
+        return not self._server.host and any(map(touches_files, self._plan.interventions))
+
+    def known_good(self, state: Path) -> KnownGood:
+        """Look at the state before the first arm.
+
+        Raises:
+            MoetuneError: when it cannot be looked at.
+        """
+        server = self._server
+        seen = KnownGood(
+            server=server.name,
+            version=server.version,
+            triton_version=server.triton_version,
+            command=redacted_arguments(server.command),
+            environment=redacted_variables(server.environment),
+            host=server.host,
+        )
+        if not self.needed:
+            return seen
+        target = self._target(())
+        with open_ledger(state, writing=False) as ledger:
+            installs = tuple(one.id for one in ledger.manifest.installs if one.root == str(target.root))
+        return replace(
+            seen,
+            version=target.server.version,
+            triton_version=target.server.triton_version,
+            root=str(target.root),
+            files=files_there(target.root),
+            installs=installs,
+        )
+
+    def check(self, intervention: Intervention) -> None:
+        """See whether an intervention's files could be put in place; nothing is changed.
+
+        Raises:
+            MoetuneError: with the reason.
+        """
+        if self._server.host or not touches_files(intervention):
+            return
+        if intervention.configs:
+            self._prepare(intervention)
+        else:
+            self._target(())
+
+    def put(self, interventions: Sequence[Intervention], looked_for: Sequence[str]) -> tuple[str, ...]:
+        """Put the files of an arm in place.
+
+        Args:
+            interventions: of the arm.
+            looked_for: names of the files that the server looks for, as its baseline's log says them.
+
+        Returns:
+            Paths of the config files that are now there for it.
+
+        Raises:
+            MoetuneError: when they cannot be; what was done is still to be taken back.
+        """
+        return tuple(
+            path
+            for one in interventions
+            if touches_files(one) and not self._server.host
+            for path in self._put(one, looked_for, self._folder)[1]
+        )
+
+    def keep(
+        self, interventions: Sequence[Intervention], looked_for: Sequence[str], state: Path
+    ) -> list[str]:
+        """Put files in place to stay, recorded as `moetune install` records them.
+
+        Returns:
+            Names of the installs; of what already stood there, none.
+
+        Raises:
+            MoetuneError: when they cannot be.
+        """
+        kept = [
+            self._put(one, looked_for, state)[0]
+            for one in interventions
+            if touches_files(one) and not self._server.host
+        ]
+        return [name for name in kept if name]
+
+    def take_back(self) -> bool:
+        """Bring back what was there before the files of an arm; whether there was anything to do.
+
+        Raises:
+            MoetuneError: when it cannot be done.
+        """
+        return take_back(self._folder, self._environ)
+
+    def _put(
+        self, intervention: Intervention, looked_for: Sequence[str], state: Path
+    ) -> tuple[str, tuple[str, ...]]:
+        prepared = self._prepare(intervention) if intervention.configs else self._removal(looked_for)
+        prepared = replace(prepared, request=replace(prepared.request, state=state))
+        installed = install(prepared, self._environ)
+        if installed.left:
+            raise OutputError(f"{printable(installed.left[0], 300)} was changed by somebody else meanwhile")
+        if not installed.found:
+            raise OutputError("the server's own lookup does not find the files where they were put")
+        root = prepared.target.root
+        return installed.id, tuple(f"{root}/{path}" for path in prepared.checked.lookups)
+
+    def _prepare(self, intervention: Intervention) -> Prepared:
+        paths = tuple(map(Path, intervention.configs))
+        return prepare_install(replace(self._request(), paths=paths), self._environ)
+
+    def _request(self) -> InstallRequest:
+        server = self._server
+        return InstallRequest(
+            paths=(),
+            server=server.name,
+            server_version=server.version or None,
+            triton_version=server.triton_version or None,
+            root=Path(server.config_root) if server.config_root else None,
+        )
+
+    def _target(self, sources: tuple[()]) -> Target:
+        request = self._request()
+        return find_target(
+            sources,
+            self._environ,
+            server=request.server,
+            server_version=request.server_version,
+            triton_version=request.triton_version,
+            root=request.root,
+        )
+
+    def _removal(self, looked_for: Sequence[str]) -> Prepared:
+        """Take away every file of the names that the server looks for, of any Triton version."""
+        names = {part for name in looked_for for part in _pair(name)}
+        if not names:
+            raise InputError(
+                "which config files the server looks for is not known: the baseline's log names none"
+            )
+        target = self._target(())
+        paths = [path for path in _paths(target.root) if path.rpartition("/")[2] in names]
+        beside = {provenance_name(path) for path in paths}
+        paths += [path for path in _paths(target.root) if path in beside]
+        for path in paths:
+            check_target(path)
+        if not paths:
+            raise InputError(
+                f"there is nothing to take away: {printable(str(target.root), 300)} holds none of the files "
+                "that the server looks for"
+            )
+        before = {one.path: one.sha256 for one in files_there(target.root)}
+        return Prepared(
+            request=self._request(),
+            target=target,
+            changes=tuple(FileChange(path, "", Change.REMOVE) for path in paths),
+            contents=dict.fromkeys(paths, None),
+            before={path: before.get(path) for path in paths},
+            checked=Checked((), (), {}, ()),
+            notes=(),
+            copied=(),
+        )
+
+
+def touches_files(intervention: Intervention) -> bool:
+    """Whether an intervention changes config files."""
+    return bool(intervention.configs) or intervention.without_configs
+
+
+def take_back(folder: Path, environ: Mapping[str, str]) -> bool:
+    """Bring back what was there before the files of an arm, from the ledger in a run's folder.
+
+    Returns:
+        Whether there was anything to do.
+
+    Raises:
+        MoetuneError: when it cannot be done, or somebody else has changed the files meanwhile.
+    """
+    with open_ledger(folder, writing=False) as ledger:
+        if ledger.journal() is None and not ledger.manifest.installs:
+            return False
+    with open_ledger(folder, writing=True) as ledger:
+        recover(ledger)
+        installs = ledger.manifest.installs
+    left: list[str] = []
+    for one in reversed(installs):
+        answer = uninstall(UninstallRequest(what=one.id, root=Path(one.root), state=folder), environ)
+        left += answer.left
+    if left:
+        raise OutputError(
+            f"{', '.join(printable(path, 300) for path in left[:3])} was changed by somebody else while an "
+            "arm was in place, and is left as it is",
+            "put it right by hand; the bytes of before lie in "
+            f"{printable(str(folder), 300)}/installs/blobs, by their SHA-256",
+        )
+    return True
+
+
+def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a plan: an empty one takes one out, which for a directory says nothing."""
+    return {name: value for name, value in environment.items() if value}
+
+
+def _pair(name: str) -> tuple[str, str]:
+    """Names of the files of both kernels."""
+    up = _DOWN.sub("", name)
+    return up, up.removesuffix(".json") + "_down.json"
+
+
+__all__ = ["ConfigArms", "FileThere", "KnownGood", "files_there", "take_back", "touches_files"]
