@@ -31,6 +31,9 @@ VERBS = {
     "borrow": Verb(
         "moetune.cli.borrow:borrow", "Make files of another GPU, server or Triton version safe here."
     ),
+    "verify": Verb(
+        "moetune.cli.verify:verify", "Files: does the server read them; are they right, and faster."
+    ),
     "install": Verb("moetune.cli.install:install", "Put files where the server looks."),
     "uninstall": Verb("moetune.cli.uninstall:uninstall", "Bring back what was there before an install."),
     "status": Verb("moetune.cli.status:status", "What is installed where, and whether it still stands."),
