@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moetune.applications.environment import REDACTED, SECRET_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from moetune.domain.experiment_plan import Plan
 
@@ -110,7 +110,16 @@ class Redactor:
     @classmethod
     def of(cls, plan: Plan, environ: Mapping[str, str]) -> Redactor:
         """What a plan and the variables of this process hold of secrets."""
-        found = {value for value in (*_of_plan(plan), *_of_variables(environ)) if len(value) >= _SHORTEST}
+        return cls._of_values((*_of_plan(plan), *_of_variables(environ)))
+
+    @classmethod
+    def of_command(cls, command: Sequence[str], variables: Mapping[str, str]) -> Redactor:
+        """What one command and the variables that it runs with hold of secrets."""
+        return cls._of_values((*_of_command(command), *_of_variables(variables)))
+
+    @classmethod
+    def _of_values(cls, values: Iterable[str]) -> Redactor:
+        found = {value for value in values if len(value) >= _SHORTEST}
         plain = {value for value in found if not _NUMBERS.fullmatch(value)}
         return cls(tuple(sorted(plain, key=lambda value: (-len(value), value))))
 
@@ -146,10 +155,14 @@ def _of_plan(plan: Plan) -> Iterator[str]:
     for environment in variables:
         yield from _of_variables(environment)
     for command in commands:
-        for given, shown in zip(command, redacted_arguments(command), strict=True):
-            if given != shown:
-                flag, equals, value = given.partition("=")
-                yield value if equals and shown.startswith(flag) else given
+        yield from _of_command(command)
+
+
+def _of_command(command: Sequence[str]) -> Iterator[str]:
+    for given, shown in zip(command, redacted_arguments(command), strict=True):
+        if given != shown:
+            flag, equals, value = given.partition("=")
+            yield value if equals and shown.startswith(flag) else given
 
 
 def _of_variables(variables: Mapping[str, str]) -> Iterator[str]:
