@@ -201,9 +201,10 @@ def _ask_sglang(url: str, seen: _Seen) -> None:
         document = answer.json() if answer is not None else {}
         if document:
             break
-    if not document:
+    arguments = _printed(document)
+    if not arguments:
         return
-    seen.arguments, seen.arguments_from = _printed(document), "endpoint"
+    seen.arguments, seen.arguments_from = arguments, "endpoint"
     seen.version = _text(document.get("version"))
     seen.kv_tokens = _whole(document.get("max_total_num_tokens"))
     states = document.get("internal_states")
@@ -249,7 +250,11 @@ _ENDPOINTS: Mapping[str, Callable[[str, _Seen], None]] = {"sglang": _ask_sglang,
 
 def _printed(document: Mapping[str, Any]) -> dict[str, str]:
     """Values as a log prints them, so that an endpoint and a log can be compared where both are plain."""
-    return {name: value if isinstance(value, str) else repr(value) for name, value in document.items()}
+    return {
+        name: value if isinstance(value, str) else repr(value)
+        for name, value in document.items()
+        if name not in _OF_THE_START
+    }
 
 
 def _text(value: object) -> str:

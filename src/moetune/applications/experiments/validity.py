@@ -127,9 +127,7 @@ def check_arm(
 def _check_starts(starts: Sequence[ServerFacts], who: str, case: _Case) -> None:
     for what, one, other in disagreements(starts):
         mend = "; give --max-total-tokens to all arms" if what == "kv_tokens" else ""
-        case.problems.append(
-            f"the starts of {who} differ among themselves in {what}: {one} and {other}{mend}"
-        )
+        case.problems.append(f"the starts of {who} differ in {what}: {one} and {other}{mend}")
 
 
 def _check_differences(
