@@ -74,6 +74,7 @@ class LoadPlan:
         command: for `command` its arguments; for the others what starts them, empty: the usual.
         arguments: added to the generator's own.
         environment: variables added to moetune's own.
+        folder: working directory of the generator, empty: moetune's own.
         requests: in one pass.
         concurrency: requests under way at a time.
         input_tokens: of each request.
@@ -89,6 +90,7 @@ class LoadPlan:
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
     requests: int = 200
     concurrency: int = 16
     input_tokens: int = 1024

@@ -133,7 +133,7 @@ def _run(
         ) from None
     try:
         written.write(_head(command, load.environment))
-        process = _start(generator, command, environment)
+        process = _start(generator, command, environment, load.folder)
         copier = threading.Thread(target=_copy, args=(process, written), daemon=True)
         copier.start()
         try:
@@ -149,7 +149,7 @@ def _run(
 
 
 def _start(
-    generator: Generator, command: tuple[str, ...], environment: Mapping[str, str]
+    generator: Generator, command: tuple[str, ...], environment: Mapping[str, str], folder: str
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
@@ -158,6 +158,7 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=folder or None,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
