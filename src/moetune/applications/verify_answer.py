@@ -324,8 +324,8 @@ class Verified:
 
     @property
     def answer(self) -> str:
-        """`yes`, `no`, or `as far as looked`: nothing is wrong, and not every entry was measured."""
-        return "no" if self.is_no else "yes" if self.is_measured else "as far as looked"
+        """`yes`, `no`, or `not measured`: nothing was found wrong, and not every entry was measured."""
+        return "no" if self.is_no else "yes" if self.is_measured else "not measured"
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the document."""
@@ -339,9 +339,8 @@ class Verified:
                 "triton_version": server.triton_version,
             },
             "assumed": list(looked.assumed),
-            "files": [{**to_json(file), "lookup": to_json(file.lookup)} for file in looked.files],
-            "problem": None if looked.problem is None else problem_to_json(looked.problem),
-            "complete": looked.complete,
+            "files": to_json(looked.files),
+            "problem": problem_to_json(looked.problem) if looked.problem and looked.complete else None,
             "known_from": looked.known_from,
             "note": looked.note,
             "findings": [finding_to_json(found) for found in looked.findings],

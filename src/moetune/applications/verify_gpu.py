@@ -6,11 +6,9 @@ GPU and seed, with data and routings that the tuning has not seen.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,13 +16,13 @@ from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
 from moetune.applications.measuring import Laboratory, Progress, Target
 from moetune.applications.tuning_loop import NOISE_FLOOR, SKEWED
-from moetune.applications.tuning_measured import GpuBusyError, Live, triton_of
+from moetune.applications.tuning_measured import Live
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
 from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.choose import Pair
 from moetune.domain.codec import from_json
 from moetune.domain.compilation import compile_task
-from moetune.domain.errors import ConfigFileError, InputError, MoetuneError
+from moetune.domain.errors import ConfigFileError, MoetuneError
 from moetune.domain.problem import KERNELS
 from moetune.measure.protocol import DeviceFacts
 from moetune.measure.timing import median_spread
@@ -39,96 +37,6 @@ _ROUNDS, _SKEWED_ROUNDS = 15, 9
 """Samples of each contestant under the uniform and under the skewed routing."""
 _SEED_STEP = 104_729
 """Keeps the seeds of verifying apart from those of tuning, which are small."""
-
-
-class WrongGpuError(MoetuneError):
-    """The GPUs here are not those that the files are for."""
-
-
-def gpus_for(
-    request: VerifyRequest, looked: Looked, here: Sequence[Device] | None
-) -> tuple[Device, ...] | str:
-    """The GPUs that measure a pair of files, or why none does.
-
-    Args:
-        request: what is asked.
-        looked: the files.
-        here: the GPUs of this machine; None asks the driver.
-
-    Raises:
-        WrongGpuError: when this machine has GPUs, and not of that kind.
-        GpuBusyError: when something else computes on them.
-    """
-    why = _why_not(request, looked)
-    if why:
-        return why
-    reasons: tuple[str, ...] = ()
-    if here is None:
-        from moetune.applications.nvml import detect_gpus
-
-        detected = detect_gpus()
-        here, reasons = detected.devices, detected.reasons
-    if not here:
-        return f"this machine has no GPU ({'; '.join(reasons) or 'none was found'})"
-    missing = "" if request.python else _missing_packages()
-    if missing:
-        return f"{missing} cannot be imported here: give the server's interpreter with --python"
-    devices = _of_kind(request, looked, here)
-    if not request.share_gpu:
-        _refuse_busy(devices)
-    return devices
-
-
-def _why_not(request: VerifyRequest, looked: Looked) -> str:
-    if request.lookup_only:
-        return "--lookup-only"
-    if looked.problem is None:
-        return "the file's name does not say what it is for"
-    if not looked.picks:
-        return "there are no entries that can be measured"
-    if not looked.complete:
-        return looked.note
-    if looked.problem.gpu.vendor != "NVIDIA":
-        return f"for GPUs of {looked.problem.gpu.vendor} moetune knows names and lookups only"
-    return ""
-
-
-def _missing_packages() -> str:
-    return " and ".join(name for name in ("torch", "triton") if importlib.util.find_spec(name) is None)
-
-
-def _of_kind(request: VerifyRequest, looked: Looked, here: Sequence[Device]) -> tuple[Device, ...]:
-    """The GPUs whose files these are, by the name under which the server looks for them."""
-    assert looked.problem is not None
-    wanted = looked.server.device_name(looked.problem.gpu)
-
-    def fits(device: Device) -> bool:
-        return looked.server.device_name(device.gpu) == wanted
-
-    if request.devices and max(request.devices) >= len(here):
-        raise InputError(f"this machine has {len(here)} GPUs, not one with the number {max(request.devices)}")
-    chosen = [here[number] for number in request.devices] or [one for one in here if fits(one)][:1]
-    wrong = [device.name for device in chosen or here if not fits(device)]
-    if wrong:
-        named = ", ".join(dict.fromkeys(wrong))
-        raise WrongGpuError(
-            f"the file is for {looked.problem.gpu.torch_name}, and this GPU is {named}: its times would say "
-            "nothing",
-            "run it on that GPU, or add --lookup-only for what needs none",
-        )
-    return tuple(chosen)
-
-
-def _refuse_busy(devices: Sequence[Device]) -> None:
-    """As `moetune tune` does it."""
-    for device in devices:
-        others = [process.pid for process in device.processes if process.pid != os.getpid()]
-        if others:
-            pids = ", ".join(map(str, others[:8]))
-            raise GpuBusyError(
-                f"GPU {device.index} is in use by other processes ({pids}): times would be of both",
-                "end them, choose another GPU with --devices, or add --share-gpu or --lookup-only",
-            )
 
 
 def measure(
@@ -169,7 +77,7 @@ def measure(
             progress=watch.see,
         ) as laboratory,
     ):
-        measuring = _Measuring(looked, problem, laboratory)
+        measuring = _Measuring(looked, problem, laboratory, watch.see)
         entries = measuring.run()
         facts = laboratory.facts or _known_facts(journal)
         part = GpuPart(
@@ -180,7 +88,7 @@ def measure(
             compilations=laboratory.compilations,
             throttled=tuple(watch.throttled),
             journal=str(journal.path),
-            remarks=tuple(_remarks(request, looked, facts)),
+            remarks=tuple(_remarks(looked, facts)),
         )
     return part, entries
 
@@ -199,11 +107,11 @@ def _known_facts(journal: Journal) -> DeviceFacts | None:
     return None if line is None else from_json(DeviceFacts, line, str(journal.path))
 
 
-def _remarks(request: VerifyRequest, looked: Looked, facts: DeviceFacts | None) -> list[str]:
-    here = facts.triton if facts is not None else triton_of(request.python) if request.python else None
-    if here is None or here.startswith(looked.server.triton_version):
+def _remarks(looked: Looked, facts: DeviceFacts | None) -> list[str]:
+    wanted = looked.server.triton_version
+    if facts is None or facts.triton.startswith(wanted):
         return []
-    return [f"measured with Triton {here}, the server's is {looked.server.triton_version}"]
+    return [f"measured with Triton {facts.triton}, the server's is {wanted}"]
 
 
 class _Watch:
@@ -237,8 +145,14 @@ class _Contest:
 class _Measuring:
     """One pair of files in a laboratory."""
 
-    def __init__(self, looked: Looked, problem: Problem, laboratory: Laboratory) -> None:
-        self._server, self._problem, self._lab = looked.server, problem, laboratory
+    def __init__(
+        self,
+        looked: Looked,
+        problem: Problem,
+        laboratory: Laboratory,
+        tell: Callable[[Progress], None],
+    ) -> None:
+        self._server, self._problem, self._lab, self._tell = looked.server, problem, laboratory, tell
         self._contests = [self._contest(pick) for pick in looked.picks]
         self._known = len(laboratory.checks) + len(laboratory.layers)
         self.noise = NOISE_FLOOR
@@ -262,15 +176,21 @@ class _Measuring:
         )
         lab.run()
         lab.enter("numerics")
-        entries = [self._checked(contest) for contest in self._contests]
+        entries = [self._checked(contest) for contest in self._watched()]
         lab.enter("the layer, beside the default")
-        races = [self._race(contest, entry) for contest, entry in zip(self._contests, entries, strict=True)]
+        races = [self._race(contest, entry) for contest, entry in zip(self._watched(), entries, strict=True)]
         noises = [race.noise for race in races if race is not None and race.noise is not None]
         self.noise = max(NOISE_FLOOR, statistics.median(noises)) if noises else NOISE_FLOOR
         return tuple(
             entry if race is None else _judged(entry, race, self.noise)
             for entry, race in zip(entries, races, strict=True)
         )
+
+    def _watched(self) -> Iterator[_Contest]:
+        """The contests one after another, told to whoever watches."""
+        for number, contest in enumerate(self._contests):
+            self._tell(Progress(self._lab.phase, number, len(self._contests)))
+            yield contest
 
     def _contest(self, pick: Pick) -> _Contest:
         default = self._as_launched(

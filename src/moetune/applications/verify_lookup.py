@@ -33,12 +33,11 @@ from moetune.applications.lint_report import LintRequest
 from moetune.applications.lint_tree import is_nested
 from moetune.applications.planning import open_asked
 from moetune.applications.request import DEFAULT_OUT, Request
-from moetune.applications.verify_answer import Looked, Pick, VerifiedFile, VerifyRequest
-from moetune.domain.config import ConfigTable, KernelConfig
-from moetune.domain.coverage import probe_ms
+from moetune.applications.verify_answer import Looked, VerifiedFile, VerifyRequest
+from moetune.applications.verify_picks import picks_of
+from moetune.domain.config import ConfigTable
 from moetune.domain.errors import ConfigFileError, InputError, MoetuneError
 from moetune.domain.file_names import FileName, parse_file_name
-from moetune.domain.keys import LARGEST_M
 from moetune.domain.problem import Kernel, Parallelism, Problem
 from moetune.domain.text import printable
 from moetune.servers.protocol import ConfigTree, Lookup, Outcome, Server, ServerOptions
@@ -116,6 +115,7 @@ class _Looking:
         self._root = _shown_root(first) if self._nested else first.parent
 
     def run(self) -> Looked:
+        server = self._server
         known, known_from = self._meaning()
         problem = None if known is None else known.problem
         trees = self._trees()
@@ -125,21 +125,21 @@ class _Looking:
         for kernel, source in kernels:
             lookup = self._lookup(problem, kernel, trees)
             if source is not None:
-                files.append(self._file(source, kernel, problem, lookup, trees))
+                files.append(self._file(source, kernel, problem, lookup))
                 tables[kernel] = self._table(source.path.name, source.content, problem)
             elif lookup is not None and lookup.found and lookup.outcome is not Outcome.REUSED_UP:
-                if kernel == "down" and not self._server.separate_down_file:
+                if kernel == "down" and not server.separate_down_file:
                     continue
                 along = self._loaded_along(kernel, lookup, problem)
                 if along is not None:
                     files.append(along[0])
                     tables[kernel] = along[1]
         up = _or_default(tables["up"])
-        separate = self._server.separate_down_file
-        down = _or_default(tables["down"]) if separate and tables["down"] is not None else up
+        separate = server.separate_down_file and tables["down"] is not None
+        down = _or_default(tables["down"]) if separate else up
         usable = problem is not None and not any(file.unreadable for file in files) and (up or down)
         return Looked(
-            server=self._server,
+            server=server,
             assumed=self._assumed,
             problem=problem,
             complete=known is not None and known.complete,
@@ -148,7 +148,9 @@ class _Looking:
             files=tuple(files),
             findings=lint(self._lint_request(), self._environ).findings,
             tables=(up, down),
-            picks=self._picks(problem, up, down) if problem is not None and usable else (),
+            picks=picks_of(server, problem, up, down, self._request)
+            if problem is not None and usable
+            else (),
         )
 
     # what the files are for
@@ -194,6 +196,7 @@ class _Looking:
                 server=self._server.name,
                 server_version=self._server.version,
                 triton_version=self._server.triton_version,
+                routing="uniform",
             )
             sizes = (problem.E, problem.global_experts, problem.topk, problem.K, problem.N, problem.ep)
             if min(sizes) < 1 or max(sizes) >= 1 << 24:
@@ -241,11 +244,12 @@ class _Looking:
         kernel: Kernel,
         problem: Problem | None,
         lookup: Lookup | None,
-        trees: Sequence[ConfigTree],
     ) -> VerifiedFile:
         path = source.path
         never = why_never_read(self._server, path.name)
         says, reads = self._says(path, problem, kernel, lookup, never)
+        use, elsewhere = self._use(path, problem, kernel) if reads else ("", "")
+        notes = (elsewhere, source.note.replace("left out: ", "provenance: ", 1))
         return VerifiedFile(
             path=str(path),
             kernel=kernel,
@@ -255,8 +259,8 @@ class _Looking:
             says=says,
             unreadable=self._unreadable(path.name, source.content, problem),
             mend="" if reads or self._request.deterministic else self._mend(path, bool(never)),
-            use=self._use(path) if reads and trees else "",
-            note=source.note.replace("left out: ", "provenance: ", 1),
+            use=use,
+            note="; ".join(filter(None, notes)),
         )
 
     def _says(
@@ -295,18 +299,28 @@ class _Looking:
         root = _DIRECTORY if self._root is None else f"{self._root}"
         return shlex.join(["moetune", "install", str(path), "--root", root, *release])
 
-    def _use(self, path: Path) -> str:
-        """What makes the server read the directory of a file, where nothing says that it does."""
+    def _use(self, path: Path, problem: Problem | None, kernel: Kernel) -> tuple[str, str]:
+        """What makes the server read the directory of a file, and what it reads as things are set here.
+
+        Both are empty where it reads that directory already, or no variable can name it.
+        """
         server, variable = self._server, self._server.directory_variable
-        if variable is None:
-            return ""
-        if variable in self._environ or self._installed is not None:
+        if variable is None or problem is None:
+            return "", ""
+        root = self._root or path.parent
+        command = f"export {variable}={shlex.quote(str(root.absolute()))}"
+        if variable not in self._environ and self._installed is None:
+            return command, ""
+        try:
             here = config_trees(server, self._environ, self._installed)
-            holding = Path(os.path.realpath(self._root or path.parent))
-            roots = [Path(os.path.realpath(tree.root)) for tree in here]
-            if roots and roots[0] == holding:
-                return ""
-        return f"export {variable}={shlex.quote(str((self._root or path.parent).absolute()))}"
+        except MoetuneError as error:
+            return command, f"as things are set here: {error.message}"
+        if not here:
+            return command, ""
+        if os.path.realpath(here[0].root) == os.path.realpath(root):
+            return "", ""
+        found = server.lookup(problem, kernel, here, self._options).found or "its default"
+        return command, f"as things are set here the server takes {found}"
 
     # the loader
 
@@ -355,44 +369,6 @@ class _Looking:
             max_m=self._request.max_m,
             offline=True,
         )
-
-    # which entry each m uses
-
-    def _picks(self, problem: Problem, up: ConfigTable | None, down: ConfigTable | None) -> tuple[Pick, ...]:
-        server = self._server
-        tables = [table for table in (up, down) if table is not None]
-        keys = {key for table in tables for key, _ in table.entries}
-        last = min(max(self._request.max_m, *keys), LARGEST_M)
-        switches = [switch for switch in server.default_switches(problem) if switch < last]
-        firsts = {1} | {span.first for table in tables for span in table.spans(last)}
-        if up is None or down is None:
-            firsts |= {switch + 1 for switch in switches}
-        starts = sorted(firsts)
-        between = set(probe_ms(tables[0], switches, last)) if self._request.between else set()
-        picks = []
-        for first, end in zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True):
-            measured = {m for m in keys | between if first <= m <= end} or {first}
-            for m in sorted(measured):
-                up_key = None if up is None else up.nearest_key(m)
-                down_key = None if down is None else down.nearest_key(m)
-                picks.append(
-                    Pick(
-                        m,
-                        first,
-                        end,
-                        up_key,
-                        down_key,
-                        _config(server, problem, "up", up, m),
-                        _config(server, problem, "down", down, m),
-                    )
-                )
-        return tuple(picks)
-
-
-def _config(
-    server: Server, problem: Problem, kernel: Kernel, table: ConfigTable | None, m: int
-) -> KernelConfig:
-    return server.default_config(problem, kernel, m) if table is None else server.config_for(table, m)
 
 
 def _or_default(table: ConfigTable | None) -> ConfigTable | None:

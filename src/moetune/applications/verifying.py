@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.install_target import read_sources
 from moetune.applications.verify_answer import Entry, GpuPart, Verification, Verified, VerifyRequest
-from moetune.applications.verify_gpu import gpus_for, measure
+from moetune.applications.verify_devices import gpus_for
+from moetune.applications.verify_gpu import measure
 from moetune.applications.verify_lookup import look_up, pairs_of
 
 if TYPE_CHECKING:

@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
     from moetune.applications.verify_answer import Entry, Looked, Verification, Verified, VerifyRequest
     from moetune.cli.output import Sink
+    from moetune.domain.config import KernelConfig
 
 _COULD_NOT_RUN = 2
 _SHOWN_FINDINGS = 12
+_ANSWERS = {
+    "yes": "yes: read, right, and nowhere slower than the default",
+    "no": "no",
+    "not measured": "nothing is wrong as far as could be looked; not all of it was measured",
+}
 
 _EPILOG = """\b
 Examples:
@@ -150,7 +156,7 @@ def _known(looked: Looked) -> Iterator[tuple[str, str]]:
     if looked.complete:
         sizes += f", K={problem.K}, topk {problem.topk}, from {looked.known_from}"
     yield "problem", Prose(f"{problem.gpu.torch_name}: {sizes}")
-    yield "", Prose(looked.note)
+    yield "note", Prose(looked.note)
 
 
 def _show_findings(sink: Sink, looked: Looked) -> None:
@@ -176,10 +182,9 @@ def _table(one: Verified) -> Table:
 
 def _row(one: Verified, entry: Entry, has_two: bool) -> tuple[str, ...]:
     pick = entry.pick
-    key = "default" if pick.up_key is None else "" if pick.up_key == pick.m else f" ({pick.up_key})"
     serves = f"{pick.first}" if pick.first == pick.last else f"{pick.first}-{pick.last}"
-    configs = (str(pick.up), str(pick.down)) if has_two else (str(pick.up),)
-    row = (f"{pick.m}{key if key != 'default' else ''}", serves, *configs)
+    up, down = _config(pick.up, pick.up_key, pick.m), _config(pick.down, pick.down_key, pick.m)
+    row = (str(pick.m), serves, up, down) if has_two else (str(pick.m), serves, up)
     if one.gpu.reason:
         return row
     worst = max((item.relative_error / item.tolerance for item in entry.numerics), default=None)
@@ -192,6 +197,13 @@ def _row(one: Verified, entry: Entry, has_two: bool) -> tuple[str, ...]:
         "-" if worst is None else "right" if worst <= 1 else "wrong",
         entry.verdict.value,
     )
+
+
+def _config(config: KernelConfig, key: int | None, m: int) -> str:
+    """A config, and whose entry it is where that is not its own m's."""
+    if key is None:
+        return f"{config} (default)"
+    return str(config) if key == m else f"{config} (key {key})"
 
 
 def _ratio(entry: Entry) -> str:
@@ -238,4 +250,4 @@ def _summary(one: Verified) -> Iterator[tuple[str, str]]:
             yield "beware", Prose(f"{gpu.compilations} kernels were compiled while measuring")
         for remark in gpu.remarks:
             yield "beware", Prose(remark)
-    yield "answer", one.answer
+    yield "answer", Prose(_ANSWERS[one.answer])
