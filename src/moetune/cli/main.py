@@ -37,6 +37,9 @@ VERBS = {
     "install": Verb("moetune.cli.install:install", "Put files where the server looks."),
     "uninstall": Verb("moetune.cli.uninstall:uninstall", "Bring back what was there before an install."),
     "status": Verb("moetune.cli.status:status", "What is installed where, and whether it still stands."),
+    "experiment": Verb(
+        "moetune.cli.experiment:experiment", "Try configs and flags on a real server: what helps stays."
+    ),
     "replay": Verb("moetune.cli.replay:replay", "Run the search strategy on a recorded landscape."),
     "explain": Verb("moetune.cli.explain:explain", "What the code of a finding means."),
 }

@@ -224,22 +224,42 @@ class ConfigArms:
         )
 
     def keep(
-        self, interventions: Sequence[Intervention], looked_for: Sequence[str], state: Path
-    ) -> list[str]:
+        self,
+        interventions: Sequence[Intervention],
+        looked_for: Sequence[str],
+        state: Path,
+        before: Sequence[str],
+    ) -> tuple[str, ...]:
         """Put files in place to stay, recorded as `moetune install` records them.
 
+        Args:
+            interventions: that helped.
+            looked_for: names of the files that the server looks for.
+            state: the state directory.
+            before: names of the installs that were there before the experiment.
+
         Returns:
-            Names of the installs; of what already stood there, none.
+            Names of the installs, also of those that a call before this one made and could not record.
 
         Raises:
-            MoetuneError: when they cannot be.
+            MoetuneError: when they cannot be put there.
         """
-        kept = [
-            self._put(one, looked_for, state)[0]
-            for one in interventions
-            if touches_files(one) and not self._server.host
-        ]
-        return [name for name in kept if name]
+        mine = [one for one in interventions if touches_files(one) and not self._server.host]
+        if not mine:
+            return ()
+        root = str(self._target(()).root)
+
+        def made() -> dict[tuple[str, ...], str]:
+            with open_ledger(state, writing=True) as ledger:
+                recover(ledger)
+                installs = ledger.manifest.installs
+            return {one.sources: one.id for one in installs if one.root == root and one.id not in before}
+
+        for one in mine:
+            if _sources(one) not in made():
+                self._put(one, looked_for, state)
+        found = made()
+        return tuple(found[_sources(one)] for one in mine if _sources(one) in found)
 
     def take_back(self) -> bool:
         """Bring back what was there before the files of an arm; whether there was anything to do.
@@ -350,6 +370,11 @@ def take_back(folder: Path, environ: Mapping[str, str]) -> bool:
             f"{printable(str(folder), 300)}/installs/blobs, by their SHA-256",
         )
     return True
+
+
+def _sources(intervention: Intervention) -> tuple[str, ...]:
+    """What an install of its files records as where they come from."""
+    return tuple(str(Path(path).absolute()) for path in intervention.configs)
 
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:

@@ -62,8 +62,12 @@ class Facts:
     Attributes:
         starts: finished ones, in their order.
         begun: the start that was begun and not finished.
+        begun_starts: how many were begun, also those that were cut short.
         refused: interventions that were refused before anything was started, with the reason.
+        size: how large the experiment is, None before it is known.
         combined: interventions of the last arm, None before it is known.
+        left_out: why interventions that help alone are not in it.
+        first_combined: its first block.
         keeping: what is to stay in place, None before that is known.
         kept: ids of its installs.
         done: the experiment is over.
@@ -75,8 +79,12 @@ class Facts:
 
     starts: list[Finished] = field(default_factory=list)
     begun: ScheduledStart | None = None
+    begun_starts: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    size: dict[str, int] | None = None
     combined: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] = ()
+    first_combined: int = 0
     keeping: tuple[str, ...] | None = None
     kept: tuple[str, ...] = ()
     done: bool = False
@@ -101,10 +109,15 @@ class Facts:
                 self.begun = None
             elif kind == "begun":
                 self.begun = from_json(ScheduledStart, line["start"], source)
+                self.begun_starts += 1
             elif kind == "refused":
                 self.refused[str(line["intervention"])] = str(line["reason"])
             elif kind == "combined":
                 self.combined = tuple(map(str, line["interventions"]))
+                self.left_out = tuple(map(str, line["left_out"]))
+                self.first_combined = int(line["first_block"])
+            elif kind == "size":
+                self.size = {str(name): int(value) for name, value in line["size"].items()}
             elif kind == "keeping":
                 self.keeping = tuple(map(str, line["interventions"]))
             elif kind == "kept":

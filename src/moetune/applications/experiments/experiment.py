@@ -1,0 +1,166 @@
+"""`moetune experiment` from a plan's file to a report: what is checked, opened and handed to the loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moetune.applications.experiments.arm_server import ArmServer
+from moetune.applications.experiments.caches import needs_preparing
+from moetune.applications.experiments.command_line import arm_command
+from moetune.applications.experiments.facts import read_facts
+from moetune.applications.experiments.flag_rules import NOTHING_KNOWN, FlagRules
+from moetune.applications.experiments.generators import load_of_pass
+from moetune.applications.experiments.interrupts import Interrupts
+from moetune.applications.experiments.known_good import ConfigArms
+from moetune.applications.experiments.load import run_pass
+from moetune.applications.experiments.one_start import RunningServer, Tools
+from moetune.applications.experiments.outlook import Outlook, outlook_of
+from moetune.applications.experiments.plan_file import read_plan
+from moetune.applications.experiments.progress import Progress
+from moetune.applications.experiments.record import Record, config_digests, experiment_id, look
+from moetune.applications.experiments.report import Report, report_of
+from moetune.applications.experiments.running import Experiment, size_of
+from moetune.applications.experiments.taking_back import end_leftovers
+from moetune.applications.state import state_path
+from moetune.domain.errors import MoetuneError
+
+if TYPE_CHECKING:
+    from moetune.domain.experiment import LoadResult, ServerFacts
+    from moetune.domain.experiment_plan import Intervention, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a plan before anything is started.
+
+    Attributes:
+        refused: interventions that are never started, and why.
+        problems: what a person should know, with the plan's lines.
+        rules: what is known of its flags.
+        model: as the server is asked for it.
+    """
+
+    refused: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+    rules: FlagRules
+    model: str
+
+
+def check(plan: Plan, environ: Mapping[str, str]) -> Checked:
+    del environ
+    return Checked((), (), NOTHING_KNOWN, plan.server.model)
+
+
+CACHES = "caches"
+"""Folder of a run with the compiled kernels of its arms."""
+
+
+def real_tools(model: str) -> Tools:
+    """Tools that start processes."""
+
+    def start(plan: Plan, interventions: Sequence[Intervention], folder: Path, name: str) -> RunningServer:
+        command = arm_command(plan.server, interventions)
+        return ArmServer.start(plan.server, command, folder, name=name, caches=folder / CACHES)
+
+    def load(
+        plan: Plan, url: str, folder: Path, name: str, number: int, cancelled: Callable[[], bool]
+    ) -> LoadResult:
+        return run_pass(load_of_pass(plan.load, number), url, model, folder, name, cancelled)
+
+    def facts(plan: Plan, log: Path, url: str | None, texts: Sequence[str]) -> ServerFacts:
+        return read_facts(plan.server.name, log, url, texts)
+
+    return Tools(start, load, facts, time.monotonic, time.time)
+
+
+def run_experiment(
+    path: Path, state: Path | None, environ: Mapping[str, str], show: Callable[[Progress], None]
+) -> Report:
+    """Run a plan, or go on with it, and report.
+
+    Args:
+        path: of the plan.
+        state: the state directory; None: MOETUNE_STATE, else the XDG state directory.
+        environ: variables of this process.
+        show: told where the experiment is.
+
+    Raises:
+        KeyboardInterrupt: when it was interrupted: nothing runs, and the config files are as before.
+        MoetuneError: when it cannot run.
+    """
+    where = state_path(state, environ)
+    plan = read_plan(path)
+    checked = check(plan, environ)
+    with Record.open(where, plan, environ, _digests(plan)) as record, Interrupts() as interrupts:
+        record.add("called", plan=str(path.absolute()))
+        for text in end_leftovers(record.folder):
+            show(Progress(f"an interrupted call had left a server, which was ended: {text}", begins=True))
+        configs = ConfigArms(plan, record.folder, environ)
+        if record.facts.size is None:
+            for name, reason in (*checked.refused, *_cannot_install(plan, configs, checked)):
+                record.add("refused", intervention=name, reason=reason)
+        experiment = Experiment(
+            plan,
+            record,
+            where,
+            configs,
+            checked.rules,
+            real_tools(checked.model),
+            interrupts,
+            show,
+            lambda interventions: _needs_preparing(plan, record.folder, interventions),
+        )
+        experiment.run()
+        return report_of(plan, record.id, record.folder, record.facts, checked.rules)
+
+
+def look_ahead(path: Path, state: Path | None, environ: Mapping[str, str]) -> Outlook:
+    """What a plan would do; nothing is started or changed.
+
+    Raises:
+        MoetuneError: when it could not run.
+    """
+    where = state_path(state, environ)
+    plan = read_plan(path)
+    checked = check(plan, environ)
+    name = experiment_id(plan, _digests(plan))
+    try:
+        seen = look(where, name)
+    except MoetuneError:
+        seen = None
+    folder = where / "experiments" / name
+    configs = ConfigArms(plan, folder, environ)
+    refused = (*checked.refused, *_cannot_install(plan, configs, checked))
+    out = {intervention for intervention, _ in refused}
+    tried = [one for one in plan.interventions if one.name not in out]
+    arms: list[tuple[Intervention, ...]] = [(), *((one,) for one in tried)]
+    empty = sum(_needs_preparing(plan, folder, arm) for arm in arms)
+    finished = seen.facts.starts if seen is not None else []
+    size = size_of(plan, len(tried), empty + sum(one.preparing for one in finished))
+    return outlook_of(plan, name, refused, checked.problems, size, empty, finished)
+
+
+def _digests(plan: Plan) -> dict[str, str]:
+    return config_digests([path for one in plan.interventions for path in one.configs])
+
+
+def _cannot_install(plan: Plan, configs: ConfigArms, checked: Checked) -> tuple[tuple[str, str], ...]:
+    """Interventions whose files cannot be put in place, seen before anything is started."""
+    refused = {name for name, _ in checked.refused}
+    found = []
+    for one in plan.interventions:
+        if one.name in refused:
+            continue
+        try:
+            configs.check(one)
+        except MoetuneError as error:
+            found.append((one.name, error.message))
+    return tuple(found)
+
+
+def _needs_preparing(plan: Plan, folder: Path, interventions: Sequence[Intervention]) -> bool:
+    return needs_preparing(arm_command(plan.server, interventions), folder / CACHES)

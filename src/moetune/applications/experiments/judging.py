@@ -1,0 +1,216 @@
+"""What the finished starts of an arm say of it: validity first, then numbers, and never one for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moetune.applications.experiments.command_line import arm_command
+from moetune.applications.experiments.known_good import touches_files
+from moetune.applications.experiments.validity import check_arm
+from moetune.domain.decision import judge
+from moetune.domain.errors import InputError
+from moetune.domain.experiment import Arm, Ending, Judgement, Proof, Validity, Verdict
+from moetune.domain.experiment_plan import BASELINE, COMBINED
+
+if TYPE_CHECKING:
+    from moetune.applications.experiments.flag_rules import FlagRules
+    from moetune.applications.experiments.record import Facts, Finished
+    from moetune.domain.experiment import ServerFacts, StartResult
+    from moetune.domain.experiment_plan import Intervention, Plan, ServerPlan
+
+_MOST_FAILURES = 2
+_AT_ONCE = frozenset({Ending.DIED, Ending.CANNOT_INSTALL})
+"""Endings that are not tried again: a server that dies under load would not be left in place anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmStarts:
+    """The starts of one arm, and of the baseline beside it.
+
+    Attributes:
+        arm: which one.
+        starts: its own that are over.
+        baseline: the baseline's of the same part of the experiment.
+        prepared: its own that only filled caches.
+        baseline_prepared: the baseline's that only filled caches.
+    """
+
+    arm: Arm
+    starts: tuple[Finished, ...]
+    baseline: tuple[Finished, ...]
+    prepared: tuple[Finished, ...] = ()
+    baseline_prepared: tuple[Finished, ...] = ()
+
+    @property
+    def failures(self) -> tuple[StartResult, ...]:
+        """Starts that did not end well."""
+        both = (*self.prepared, *self.starts)
+        return tuple(one.result for one in both if one.result.ending is not Ending.DONE)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is of no use to start it again."""
+        failures = self.failures
+        return len(failures) >= _MOST_FAILURES or any(one.ending in _AT_ONCE for one in failures)
+
+
+def judge_arm(
+    plan: Plan, of: ArmStarts, rules: FlagRules, *, arms: int, planned_blocks: int, refused: str = ""
+) -> Judgement:
+    """What is known of an arm.
+
+    Args:
+        plan: the experiment.
+        of: the starts that are over.
+        rules: what is known of the flags.
+        arms: how many are compared with the baseline over the whole experiment.
+        planned_blocks: how often each may be started.
+        refused: why it is never started; empty as a rule.
+    """
+    name = of.arm.name
+    if refused:
+        validity = Validity(proof=Proof.REFUSED, evidence=(refused,), problems=(refused,))
+        return Judgement(name, Verdict.CANNOT_ACTIVATE, validity=validity, decided=True)
+    validity = _validity(plan, of, rules)
+    if validity.proof is Proof.REFUSED:
+        return Judgement(name, Verdict.CANNOT_ACTIVATE, validity=validity, decided=True)
+    good = [one.result for one in of.starts if one.result.ending is Ending.DONE]
+    if of.has_failed:
+        return Judgement(name, Verdict.FAILED, validity=Validity(), notes=_failures(of), decided=True)
+    baseline = [one.result for one in of.baseline if one.result.ending is Ending.DONE]
+    if not good or not baseline:
+        return Judgement(name, Verdict.INCONCLUSIVE, validity=Validity(), notes=_failures(of))
+    if not validity.valid:
+        return Judgement(name, Verdict.INVALID, validity=validity, notes=_failures(of), decided=True)
+    judged = judge(of.arm.name, baseline, good, plan.decision, arms, planned_blocks, validity)
+    return replace(judged, notes=(*judged.notes, *_failures(of)))
+
+
+def _validity(plan: Plan, of: ArmStarts, rules: FlagRules) -> Validity:
+    ours, theirs = _facts(of.starts or of.prepared), _facts(of.baseline or of.baseline_prepared)
+    if not ours or not theirs:
+        return Validity()
+    interventions = tuple(plan.intervention(name) for name in of.arm.interventions)
+    return check_arm(
+        theirs,
+        ours,
+        interventions,
+        declared=rules.consequences(interventions),
+        proofs=rules.proofs(interventions),
+        server=plan.server.name,
+        version=plan.server.version or theirs[0].version,
+        installed=tuple(dict.fromkeys(path for one in of.starts for path in one.installed)),
+    )
+
+
+def _facts(starts: Sequence[Finished]) -> tuple[ServerFacts, ...]:
+    """Of starts that ended well; of none that did, of those that show anything."""
+    good = [one.result.facts for one in starts if one.result.ending is Ending.DONE]
+    some = [one.result.facts for one in starts]
+    return tuple(facts for facts in good or some if facts is not None)
+
+
+def _failures(of: ArmStarts) -> tuple[str, ...]:
+    failed = of.failures
+    if not failed:
+        return ()
+    last = failed[-1]
+    of_all = f"{len(failed)} of {len(of.starts) + len(of.prepared)} starts failed"
+    return (f"{of_all}, the last one: {last.ending.value}: {last.reason}",)
+
+
+def judgements_of(
+    plan: Plan, facts: Facts, rules: FlagRules, before: int | None = None
+) -> tuple[Judgement, ...]:
+    """What is known of each arm, in the order of the plan; the last arm last.
+
+    Args:
+        plan: the experiment.
+        facts: what its record says.
+        rules: what is known of the flags.
+        before: look at the starts of earlier blocks only; None: at all.
+    """
+    planned = facts.size["planned"] if facts.size is not None else 1
+    tried = [one.name for one in plan.interventions if one.name not in facts.refused]
+    compared = len(tried) + (len(tried) > 1)
+    arms = [Arm(one.name, (one.name,)) for one in plan.interventions]
+    if facts.combined is not None and len(facts.combined) > 1:
+        arms.append(Arm(COMBINED, facts.combined))
+    return tuple(
+        judge_arm(
+            plan,
+            starts_of(arm, facts, before),
+            rules,
+            arms=compared,
+            planned_blocks=planned,
+            refused=facts.refused.get(arm.name, ""),
+        )
+        for arm in arms
+    )
+
+
+def starts_of(arm: Arm, facts: Facts, before: int | None = None) -> ArmStarts:
+    """The starts of an arm, and the baseline's of the same part: alone, or all that helped together."""
+    last = arm.name == COMBINED
+    part = [
+        one
+        for one in facts.starts
+        if facts.combined is None or (one.result.start.block >= facts.first_combined) == last
+    ]
+    counted = [
+        one for one in part if not one.preparing and (before is None or one.result.start.block < before)
+    ]
+    return ArmStarts(
+        arm,
+        tuple(one for one in counted if one.result.start.arm == arm.name),
+        tuple(one for one in counted if one.result.start.arm == BASELINE),
+        tuple(one for one in part if one.preparing and one.result.start.arm == arm.name),
+        tuple(one for one in facts.starts if one.preparing and one.result.start.arm == BASELINE),
+    )
+
+
+def helpers(judgements: Sequence[Judgement], combined: Sequence[str]) -> tuple[str, ...]:
+    """Interventions that stay: those of the last arm, when it helps.
+
+    Where one alone helps, its own arm is the last.
+    """
+    last = COMBINED if len(combined) > 1 else next(iter(combined), "")
+    helped = any(one.arm == last and one.verdict is Verdict.HELPS for one in judgements)
+    return tuple(combined) if helped else ()
+
+
+def compatible(
+    server: ServerPlan, winners: Sequence[tuple[Intervention, float]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which interventions can be on together: of those that get in each other's way, the best.
+
+    Args:
+        server: that they are on.
+        winners: interventions that help, each with how much.
+
+    Returns:
+        Names of those that go together, in the order of `winners`, and why others are left out.
+    """
+    taken: list[Intervention] = []
+    left = []
+    for one, _ in sorted(winners, key=lambda pair: -pair[1]):
+        try:
+            arm_command(server, [*taken, one])
+        except InputError as error:
+            left.append(f"{one.name} is not in the last arm: {error.message}")
+            continue
+        rival = next((other for other in taken if touches_files(one) and touches_files(other)), None)
+        if rival is None:
+            taken.append(one)
+        else:
+            left.append(
+                f"{one.name} is not in the last arm: it and {rival.name}, which gives more, are both about "
+                "the config files"
+            )
+    names = {one.name for one in taken}
+    return tuple(one.name for one, _ in winners if one.name in names), tuple(left)
+
+
+__all__ = ["ArmStarts", "compatible", "helpers", "judge_arm", "judgements_of", "starts_of"]
