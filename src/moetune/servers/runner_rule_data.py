@@ -95,7 +95,7 @@ def _read_rule(
         since=since,
         until=until,
         conditions=tuple(
-            _read_condition(name, fact, want, facts, groups) for fact, want in item["when"].items()
+            read_condition(name, fact, want, facts, groups) for fact, want in item["when"].items()
         ),
         sets=sets,
         runner=item.get("runner", ""),
@@ -108,9 +108,21 @@ def _read_rule(
     )
 
 
-def _read_condition(
+def read_condition(
     rule: str, fact: str, want: object, facts: Mapping[str, str], groups: Mapping[str, list[Fact]]
 ) -> Condition:
+    """Read what one fact must be.
+
+    Args:
+        rule: whose condition it is, for messages.
+        fact: its name.
+        want: a value, a list of values, a range, or `{"not": ...}` of those.
+        facts: the names that exist.
+        groups: what `@name` stands for.
+
+    Raises:
+        RuleError: for a condition that cannot be read.
+    """
     if fact not in facts:
         raise RuleError(f"{rule}: unknown fact {fact}")
     negated = isinstance(want, dict) and set(want) == {"not"}
