@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from moetune.applications.nvml import detect_gpus
 from moetune.applications.provenance import SCHEMA, SUFFIX, text_sha256
 from moetune.applications.tuning_measured import GpuBusyError
 from moetune.applications.verify_answer import Entry, Verdict, Verification, Verified, VerifyRequest
 from moetune.applications.verify_devices import WrongGpuError
+from moetune.applications.verify_picks import picks_of
 from moetune.applications.verifying import verify
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import InputError, MoetuneError
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from moetune.applications.nvml import Device
+    from moetune.domain.problem import Kernel
 
 MS = (1, 64, 2048)
 FOLDER = Path("configs", "triton_3_6_0")
@@ -302,6 +307,32 @@ def test_tables_with_different_keys_meet_as_the_server_lets_them_meet(tmp_path: 
             assert SERVER.config_for(ConfigTable.of(down), m) == pick.down
 
 
+PICKED = [*GOOD_UP.values(), SLOW]
+TABLES = st.none() | st.dictionaries(st.integers(0, 3000), st.sampled_from(PICKED), min_size=1, max_size=6)
+
+
+@given(up=TABLES, down=TABLES, max_m=st.integers(1, 3000), between=st.booleans())
+def test_every_m_is_in_one_stretch_and_there_the_server_picks_what_it_says(
+    up: dict[int, KernelConfig] | None, down: dict[int, KernelConfig] | None, max_m: int, between: bool
+) -> None:
+    if up is None and down is None:
+        return
+    asked = VerifyRequest(paths=(Path("x"),), max_m=max_m, between=between)
+    tables = [None if table is None else ConfigTable(tuple(table.items())) for table in (up, down)]
+    picks = picks_of(SERVER, PROBLEM, tables[0], tables[1], asked)
+    stretches = list(dict.fromkeys((pick.first, pick.last) for pick in picks))
+    assert [first for first, _ in stretches] == [1, *(last + 1 for _, last in stretches[:-1])]
+    keys = {key for table in (up, down) if table for key in table}
+    assert stretches[-1][1] == max(max_m, *keys)
+    assert {key for key in keys if key} <= {pick.m for pick in picks}
+    for pick in picks:
+        for m in {pick.first, pick.m, pick.last, (pick.first + pick.last) // 2}:
+            for kernel, table, config in (("up", tables[0], pick.up), ("down", tables[1], pick.down)):
+                kernels: dict[str, Kernel] = {"up": "up", "down": "down"}
+                default = SERVER.default_config(PROBLEM, kernels[kernel], m)
+                assert config == (default if table is None else SERVER.config_for(table, m))
+
+
 # which GPU
 
 
@@ -556,3 +587,36 @@ def test_equal_calls_answer_alike(tmp_path: Path) -> None:
 def test_senseless_requests_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         VerifyRequest(**{"paths": (Path("x"),), **changes})
+
+
+@pytest.mark.gpu
+def test_on_a_real_gpu_entries_are_what_they_are(tmp_path: Path) -> None:
+    """The default's own config, one that takes many times as long, one over the shared memory."""
+    device = detect_gpus().devices[0]
+    problem = replace(PROBLEM, E=16, global_experts=16, topk=2, K=2048, N=1024, file_n=1024, gpu=device.gpu)
+    names = [SERVER.file_name(problem, kernel) for kernel in ("up", "down")]
+    tables: list[dict[int, KernelConfig]] = []
+    for kernel in ("up", "down"):
+        default = SERVER.default_config(problem, kernel, 1)
+        tables.append(
+            {
+                1: default,
+                256: KernelConfig(128, 16, 16, 1, 1, 1),
+                1024: KernelConfig(256, 256, 256, 1, 8, 5),
+            }
+        )
+    paths = lay(tmp_path, dict(zip(names, tables, strict=True)))
+    asked = request(
+        *paths, hidden=2048, topk=2, max_m=1024, state=tmp_path / "state", share_gpu=True, devices=(0,)
+    )
+    (one,) = verify(asked, {}).problems
+    assert not one.gpu.reason
+    assert [entry.verdict for entry in one.entries] == [Verdict.SAME, Verdict.SLOWER, Verdict.CANNOT_RUN]
+    assert one.gpu.compilations == 0
+    for entry in one.entries[:2]:
+        assert [item.passed for item in entry.numerics] == [True, True]
+    assert one.entries[0].default_us is not None
+    assert one.entries[0].default_us > 1
+    (again,) = verify(asked, {}).problems
+    assert again.entries == one.entries
+    assert again.gpu.measured == 0

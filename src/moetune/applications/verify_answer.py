@@ -200,7 +200,6 @@ class Entry:
         spread: relative half-width of the 95% interval of that median.
         noise: what a difference had to exceed.
         skewed_ratio: the same as `ratio` under a skewed routing.
-        kernels_us: up and down alone, of the file.
         numerics: both kernels against the reference.
     """
 
@@ -213,7 +212,6 @@ class Entry:
     spread: float | None = None
     noise: float | None = None
     skewed_ratio: float | None = None
-    kernels_us: tuple[float | None, float | None] = (None, None)
     numerics: tuple[Numerics, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -235,8 +233,6 @@ class Entry:
             "spread": self.spread,
             "noise": self.noise,
             "skewed_ratio": self.skewed_ratio,
-            "up_us": self.kernels_us[0],
-            "down_us": self.kernels_us[1],
             "numerics": to_json(self.numerics),
         }
 
