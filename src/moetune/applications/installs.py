@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from moetune import __version__
 from moetune.applications.atomic import open_places
 from moetune.applications.environment import SERVERS, find_installed
+from moetune.applications.experiments.standing import ExperimentStatus, experiments_there
 from moetune.applications.install_checks import lookups_of
 from moetune.applications.install_target import Target, find_target
 from moetune.applications.manifest import MAX_FILE_BYTES, Entry, Install, digest, open_ledger
 from moetune.applications.provenance import SUFFIX
 from moetune.applications.state import state_path
 from moetune.applications.transaction import Recovered, recover
+from moetune.domain.codec import to_json
 from moetune.domain.errors import MoetuneError, OutputError
 from moetune.servers.registry import open_server
 
@@ -123,12 +125,14 @@ class Status:
         installs: oldest first.
         recovered: what became of an interrupted command.
         pending: why an interrupted command could not be completed; empty as a rule.
+        experiments: that are recorded.
     """
 
     state: Path
     installs: tuple[InstallStatus, ...]
     recovered: Recovered | None = None
     pending: str = ""
+    experiments: tuple[ExperimentStatus, ...] = ()
 
     @property
     def fine(self) -> bool:
@@ -144,6 +148,7 @@ class Status:
             "fine": self.fine,
             "pending": self.pending,
             "installs": [one.to_json() for one in self.installs],
+            "experiments": [to_json(one) for one in self.experiments],
         }
 
 
@@ -167,7 +172,7 @@ def status(state: Path | None = None, environ: Mapping[str, str] | None = None) 
         except OutputError as error:
             pending = error.message
     installs = tuple(_install_status(one, manifest.installs, environ) for one in manifest.installs)
-    return Status(where, installs, recovered, pending)
+    return Status(where, installs, recovered, pending, experiments_there(where))
 
 
 def _install_status(

@@ -11,6 +11,7 @@ from moetune.cli.options import sink_from, with_options
 from moetune.cli.output import Prose
 
 if TYPE_CHECKING:
+    from moetune.applications.experiments.standing import ExperimentStatus
     from moetune.applications.installs import InstallStatus, Status
     from moetune.cli.output import Sink
 
@@ -43,12 +44,22 @@ def _show(sink: Sink, answer: Status) -> None:
         sink.note(f"an interrupted {answer.recovered.action} in {answer.recovered.root} was {done}")
     if answer.pending:
         sink.warning(f"an interrupted command could not be completed: {answer.pending}")
+    for experiment in answer.experiments:
+        _show_experiment(sink, experiment)
     if not answer.installs:
         sink.line("nothing is installed, as far as is recorded")
         sink.fields([("records", str(answer.state))])
     for one in answer.installs:
         _show_install(sink, one)
         sink.line()
+
+
+def _show_experiment(sink: Sink, one: ExperimentStatus) -> None:
+    sink.heading(f"experiment {one.id}: {one.standing}")
+    go_on = "go on" if one.standing == "half-way" else "take it back"
+    starts = f"{one.starts} starts are finished" if one.starts else ""
+    sink.fields([("plan", one.name), ("starts", starts), ("stopped", Prose(one.note)), (go_on, one.next)])
+    sink.line()
 
 
 def _show_install(sink: Sink, one: InstallStatus) -> None:

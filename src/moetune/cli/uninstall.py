@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,14 @@ Examples:
   moetune uninstall
   moetune uninstall i0123456789ab
   moetune uninstall image/moe-configs
+  moetune uninstall e0123456789ab
 
 \b
 Exit codes: 0 taken back; 1 everything was changed since, and left; 2 it could not be done."""
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("what", required=False, metavar="[ID|PATH]")
+@click.argument("what", required=False, metavar="[ID|PATH|RUN]")
 @click.option(
     "--root",
     type=click.Path(path_type=Path),
@@ -42,10 +44,14 @@ def uninstall(dry_run: bool, **values: Any) -> int:  # noqa: ANN401 - click's va
     """Bring back the files, with their times and modes, that were there before `moetune install`. What
     was changed since, as by an upgrade of the server, is left as it is and named.
 
-    ID is the name of an install; PATH a directory, a file in it, or what was installed. Without either
-    the only install there is.
+    ID is the name of an install; PATH a directory, a file in it, or what was installed; RUN the name of
+    an experiment, whose state before is brought back. Without any the only install there is.
     """  # noqa: D205 - one sentence is the help text
     sink = sink_from(values)
+    from moetune.applications.experiments.record import is_experiment_id
+
+    if is_experiment_id(values["what"] or ""):
+        return _take_experiment_back(sink, values["what"], values["state"], dry_run=dry_run)
     from moetune.applications.uninstalling import UninstallRequest
     from moetune.applications.uninstalling import uninstall as run
 
@@ -53,6 +59,28 @@ def uninstall(dry_run: bool, **values: Any) -> int:  # noqa: ANN401 - click's va
     _show(sink, answer)
     sink.document(answer.to_json())
     return 0 if answer.did_something else 1
+
+
+def _take_experiment_back(sink: Sink, name: str, state: Path | None, *, dry_run: bool) -> int:
+    from moetune.applications.experiments.taking_back import take_experiment_back
+    from moetune.applications.state import state_path
+
+    answer = take_experiment_back(state_path(state, os.environ), name, os.environ, dry_run=dry_run)
+    for text in answer.ended:
+        sink.note(f"a server that an interrupted call had left was ended: {text}")
+    for one in answer.uninstalled:
+        _show(sink, one)
+    if answer.arm:
+        sink.note("the config files of an arm that was interrupted were taken back")
+    for text in answer.changed:
+        sink.warning(f"not as before the experiment: {text}")
+    said = "nothing was changed: --dry-run" if dry_run else f"the state before {name} is back"
+    sink.heading(
+        said if not answer.changed else f"the state before {name} is back but for what is named above"
+    )
+    sink.fields([("start it with", answer.command)])
+    sink.document(answer.to_json())
+    return 0 if not answer.left else 1
 
 
 def _show(sink: Sink, answer: Uninstalled) -> None:

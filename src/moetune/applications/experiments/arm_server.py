@@ -65,12 +65,14 @@ class Machine:
         limits: of a log.
         freed_s: time in which GPU memory has to be free again.
         environ: moetune's own variables, None: those of this process.
+        beat_s: time between two signs of life to a server on another machine.
     """
 
     detect: Callable[[], Detected] = detect_gpus
     limits: LogLimits = LIMITS
     freed_s: float = FREED_S
     environ: Mapping[str, str] | None = None
+    beat_s: float = 15.0
 
     @property
     def variables(self) -> dict[str, str]:
@@ -387,6 +389,7 @@ def _order(
         command_log=str(folder / f"{name}.command.log") if plan.logs or writes_log else "",
         pipe=str(pipe) if writes_log else "",
         limits=machine.limits,
+        beat_s=machine.beat_s,
         stop=stop,
         logs=logs,
         secrets=_secrets(environment, command.arguments),

@@ -12,7 +12,6 @@ from moetune.applications.experiments.arm_server import ArmServer
 from moetune.applications.experiments.caches import needs_preparing
 from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.facts import read_facts
-from moetune.applications.experiments.flag_rules import NOTHING_KNOWN, FlagRules
 from moetune.applications.experiments.generators import load_of_pass
 from moetune.applications.experiments.interrupts import Interrupts
 from moetune.applications.experiments.known_good import ConfigArms
@@ -40,19 +39,17 @@ class Checked:
     Attributes:
         refused: interventions that are never started, and why.
         problems: what a person should know, with the plan's lines.
-        rules: what is known of its flags.
         model: as the server is asked for it.
     """
 
     refused: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
-    rules: FlagRules
     model: str
 
 
 def check(plan: Plan, environ: Mapping[str, str]) -> Checked:
     del environ
-    return Checked((), (), NOTHING_KNOWN, plan.server.model)
+    return Checked((), (), plan.server.model)
 
 
 CACHES = "caches"
@@ -108,14 +105,13 @@ def run_experiment(
             record,
             where,
             configs,
-            checked.rules,
             real_tools(checked.model),
             interrupts,
             show,
             lambda interventions: _needs_preparing(plan, record.folder, interventions),
         )
         experiment.run()
-        return report_of(plan, record.id, record.folder, record.facts, checked.rules)
+        return report_of(plan, record.id, record.folder, record.facts)
 
 
 def look_ahead(path: Path, state: Path | None, environ: Mapping[str, str]) -> Outlook:

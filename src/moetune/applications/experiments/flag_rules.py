@@ -1,34 +1,29 @@
-"""What the table of flags says of the interventions of a plan, as the judging of their arms needs it."""
+"""What the table of flags says of the interventions of an arm, as its judging needs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moetune.applications.experiments.validity import texts_to_look_for
+from moetune.servers.flags import ProofRule, consequences_of, proofs_of
 
 if TYPE_CHECKING:
-    from moetune.applications.experiments.validity import ProofRule
-    from moetune.domain.experiment_plan import Intervention
+    from moetune.domain.experiment_plan import Intervention, Plan
 
 
-@dataclass(frozen=True, slots=True)
-class FlagRules:
-    """What is known of interventions.
-
-    Attributes:
-        consequences: names of facts that interventions change by their nature.
-        proofs: how the server shows that they are active.
-    """
-
-    consequences: Callable[[Sequence[Intervention]], frozenset[str]]
-    proofs: Callable[[Sequence[Intervention]], tuple[ProofRule, ...]]
-
-    def texts(self, interventions: Sequence[Intervention]) -> tuple[str, ...]:
-        """Texts to look for in the logs of all arms."""
-        return texts_to_look_for(interventions, self.proofs(interventions))
+def declared_of(server: str, version: str, interventions: Sequence[Intervention]) -> frozenset[str]:
+    """Names of facts and arguments that interventions change by their nature."""
+    return frozenset(name for one in interventions for name in consequences_of(server, version, one))
 
 
-NOTHING_KNOWN = FlagRules(lambda _: frozenset(), lambda _: ())
-"""Of a server without a table."""
+def proof_rules(server: str, version: str, interventions: Sequence[Intervention]) -> tuple[ProofRule, ...]:
+    """How the server shows that interventions are active."""
+    rules = (rule for one in interventions for rule in proofs_of(server, version, one))
+    return tuple(dict.fromkeys(rules))
+
+
+def proof_texts(plan: Plan) -> tuple[str, ...]:
+    """Texts to look for in the log of every start, the baseline's too."""
+    rules = proof_rules(plan.server.name, plan.server.version, plan.interventions)
+    return texts_to_look_for(plan.interventions, rules)

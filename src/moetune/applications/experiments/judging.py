@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.applications.experiments.command_line import arm_command
+from moetune.applications.experiments.flag_rules import declared_of, proof_rules
 from moetune.applications.experiments.known_good import touches_files
 from moetune.applications.experiments.validity import check_arm
 from moetune.domain.decision import judge
@@ -15,7 +16,6 @@ from moetune.domain.experiment import Arm, Ending, Judgement, Proof, Validity, V
 from moetune.domain.experiment_plan import BASELINE, COMBINED
 
 if TYPE_CHECKING:
-    from moetune.applications.experiments.flag_rules import FlagRules
     from moetune.applications.experiments.record import Facts, Finished
     from moetune.domain.experiment import ServerFacts, StartResult
     from moetune.domain.experiment_plan import Intervention, Plan, ServerPlan
@@ -56,15 +56,12 @@ class ArmStarts:
         return len(failures) >= _MOST_FAILURES or any(one.ending in _AT_ONCE for one in failures)
 
 
-def judge_arm(
-    plan: Plan, of: ArmStarts, rules: FlagRules, *, arms: int, planned_blocks: int, refused: str = ""
-) -> Judgement:
+def judge_arm(plan: Plan, of: ArmStarts, *, arms: int, planned_blocks: int, refused: str = "") -> Judgement:
     """What is known of an arm.
 
     Args:
         plan: the experiment.
         of: the starts that are over.
-        rules: what is known of the flags.
         arms: how many are compared with the baseline over the whole experiment.
         planned_blocks: how often each may be started.
         refused: why it is never started; empty as a rule.
@@ -73,7 +70,7 @@ def judge_arm(
     if refused:
         validity = Validity(proof=Proof.REFUSED, evidence=(refused,), problems=(refused,))
         return Judgement(name, Verdict.CANNOT_ACTIVATE, validity=validity, decided=True)
-    validity = _validity(plan, of, rules)
+    validity = _validity(plan, of)
     if validity.proof is Proof.REFUSED:
         return Judgement(name, Verdict.CANNOT_ACTIVATE, validity=validity, decided=True)
     good = [one.result for one in of.starts if one.result.ending is Ending.DONE]
@@ -88,19 +85,20 @@ def judge_arm(
     return replace(judged, notes=(*judged.notes, *_failures(of)))
 
 
-def _validity(plan: Plan, of: ArmStarts, rules: FlagRules) -> Validity:
+def _validity(plan: Plan, of: ArmStarts) -> Validity:
     ours, theirs = _facts(of.starts or of.prepared), _facts(of.baseline or of.baseline_prepared)
     if not ours or not theirs:
         return Validity()
     interventions = tuple(plan.intervention(name) for name in of.arm.interventions)
+    server, version = plan.server.name, plan.server.version or theirs[0].version
     return check_arm(
         theirs,
         ours,
         interventions,
-        declared=rules.consequences(interventions),
-        proofs=rules.proofs(interventions),
-        server=plan.server.name,
-        version=plan.server.version or theirs[0].version,
+        declared=declared_of(server, version, interventions),
+        proofs=proof_rules(server, version, interventions),
+        server=server,
+        version=version,
         installed=tuple(dict.fromkeys(path for one in of.starts for path in one.installed)),
     )
 
@@ -121,15 +119,12 @@ def _failures(of: ArmStarts) -> tuple[str, ...]:
     return (f"{of_all}, the last one: {last.ending.value}: {last.reason}",)
 
 
-def judgements_of(
-    plan: Plan, facts: Facts, rules: FlagRules, before: int | None = None
-) -> tuple[Judgement, ...]:
+def judgements_of(plan: Plan, facts: Facts, before: int | None = None) -> tuple[Judgement, ...]:
     """What is known of each arm, in the order of the plan; the last arm last.
 
     Args:
         plan: the experiment.
         facts: what its record says.
-        rules: what is known of the flags.
         before: look at the starts of earlier blocks only; None: at all.
     """
     planned = facts.size["planned"] if facts.size is not None else 1
@@ -142,7 +137,6 @@ def judgements_of(
         judge_arm(
             plan,
             starts_of(arm, facts, before),
-            rules,
             arms=compared,
             planned_blocks=planned,
             refused=facts.refused.get(arm.name, ""),

@@ -18,7 +18,6 @@ from moetune.domain.experiment_plan import BASELINE, COMBINED
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from moetune.applications.experiments.flag_rules import FlagRules
     from moetune.applications.experiments.record import Facts, Finished
     from moetune.domain.experiment import Comparison
     from moetune.domain.experiment_plan import Intervention, Plan
@@ -123,7 +122,7 @@ class Report:
         }
 
 
-def report_of(plan: Plan, name: str, folder: Path, facts: Facts, rules: FlagRules) -> Report:
+def report_of(plan: Plan, name: str, folder: Path, facts: Facts) -> Report:
     """Make the report of a record, also of one that is not complete."""
     plain = redacted_plan(plan)
     baseline = _good(facts.starts, BASELINE)
@@ -133,7 +132,7 @@ def report_of(plan: Plan, name: str, folder: Path, facts: Facts, rules: FlagRule
         id=name,
         folder=folder,
         plan=plain,
-        judgements=judgements_of(plain, facts, rules),
+        judgements=judgements_of(plain, facts),
         left_out=facts.left_out,
         kept=facts.keeping or (),
         installs=facts.kept,

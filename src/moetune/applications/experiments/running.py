@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from moetune.applications.experiments.flag_rules import proof_texts
 from moetune.applications.experiments.judging import compatible, helpers, judgements_of, starts_of
 from moetune.applications.experiments.known_good import ConfigArms, KnownGood
 from moetune.applications.experiments.one_start import OneStart, StartOrder, Tools
@@ -25,7 +26,6 @@ from moetune.domain.experiment_plan import BASELINE, COMBINED
 from moetune.domain.schedule import BASELINE_STARTS, block_of
 
 if TYPE_CHECKING:
-    from moetune.applications.experiments.flag_rules import FlagRules
     from moetune.applications.experiments.interrupts import Interrupts
     from moetune.domain.experiment_plan import Intervention, Plan
 
@@ -94,7 +94,6 @@ class Experiment:
         record: open, and held.
         state: the state directory, where what stays in place is recorded.
         configs: puts config files in place.
-        rules: what is known of the flags.
         tools: what starts, loads and reads a server.
         interrupts: whether an end was asked for.
         show: told where the experiment is.
@@ -107,19 +106,19 @@ class Experiment:
         record: Record,
         state: Path,
         configs: ConfigArms,
-        rules: FlagRules,
         tools: Tools,
         interrupts: Interrupts,
         show: Callable[[Progress], None],
         needs_preparing: Callable[[Sequence[Intervention]], bool],
     ) -> None:
         self._plan, self._record, self._state, self._configs = plan, record, state, configs
-        self._rules, self._interrupts, self._show = rules, interrupts, show
+        self._interrupts, self._show = interrupts, show
         self._needs_preparing = needs_preparing
         self._start: ScheduledStart | None = None
         self._known: tuple[Judgement, ...] = ()
-        texts = rules.texts(plan.interventions)
-        self._one = OneStart(plan, record.folder, configs, tools, texts, interrupts.cancelled, self._say)
+        self._one = OneStart(
+            plan, record.folder, configs, tools, proof_texts(plan), interrupts.cancelled, self._say
+        )
 
     def run(self) -> None:
         """Do what is left to do; the record says the rest.
@@ -151,7 +150,7 @@ class Experiment:
 
     def judgements(self, before: int | None = None) -> tuple[Judgement, ...]:
         """What is known of each arm, in the order of the plan; the last arm last."""
-        return judgements_of(self._plan, self._record.facts, self._rules, before)
+        return judgements_of(self._plan, self._record.facts, before)
 
     def _known_good(self) -> KnownGood:
         facts = self._record.facts

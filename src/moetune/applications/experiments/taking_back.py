@@ -1,8 +1,7 @@
-"""`moetune uninstall RUN`: the state before an experiment; and what `moetune status` says of experiments."""
+"""`moetune uninstall RUN`: brings back the state before an experiment."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 from moetune import __version__
 from moetune.applications.experiments.known_good import KnownGood, take_back
 from moetune.applications.experiments.leftovers import leftovers
-from moetune.applications.experiments.pasting import with_variables
-from moetune.applications.experiments.record import Record, look, recorded
+from moetune.applications.experiments.pasting import pasteable
+from moetune.applications.experiments.record import Record, look
 from moetune.applications.manifest import open_ledger
 from moetune.applications.uninstalling import UninstallRequest, uninstall
 from moetune.domain.codec import from_json
-from moetune.domain.errors import MoetuneError
-from moetune.domain.text import printable
 
 if TYPE_CHECKING:
-    from moetune.applications.experiments.record import Seen
     from moetune.applications.uninstalling import Uninstalled
 
 SCHEMA = "moetune.experiment-taken-back/1"
@@ -82,11 +78,11 @@ def take_experiment_back(
     Raises:
         MoetuneError: when it cannot be done, or the experiment runs.
     """
+    seen = look(state, name)
+    command = pasteable(seen.plan.server, ())
     if dry_run:
-        seen = look(state, name)
-        known = _known_good(seen.facts.known_good)
         answers = _uninstall(state, seen.facts.kept, environ, dry_run=True)
-        return TakenBack(name, (), False, answers, (), _command(known), True)
+        return TakenBack(name, (), False, answers, (), command, True)
     with Record.open_known(state, name) as record:
         ended = end_leftovers(record.folder)
         arm = take_back(record.folder, environ)
@@ -95,7 +91,7 @@ def take_experiment_back(
         if not any(one.left for one in answers):
             record.add("taken back")
         changed = () if known is None else known.changed()
-    return TakenBack(name, ended, arm, answers, changed, _command(known), False)
+    return TakenBack(name, ended, arm, answers, changed, command, False)
 
 
 def end_leftovers(folder: Path) -> tuple[str, ...]:
@@ -126,67 +122,3 @@ def _uninstall(
 
 def _known_good(document: dict[str, Any] | None) -> KnownGood | None:
     return None if document is None else from_json(KnownGood, document, "the record")
-
-
-def _command(known: KnownGood | None) -> str:
-    if known is None:
-        return ""
-    return with_variables(known.command, known.environment)
-
-
-@dataclass(frozen=True, slots=True)
-class ExperimentStatus:
-    """An experiment as `moetune status` shows it.
-
-    Attributes:
-        id: its name.
-        name: of its plan.
-        standing: `running`, `half-way`, `done`, `taken back` or `broken`.
-        starts: that are finished.
-        note: why it stopped, or cannot be read; empty as a rule.
-        next: the command that goes on with it, or takes it back; empty where there is nothing to do.
-    """
-
-    id: str
-    name: str
-    standing: str
-    starts: int = 0
-    note: str = ""
-    next: str = ""
-
-
-def experiments_there(state: Path) -> tuple[ExperimentStatus, ...]:
-    """The experiments of a state directory; what cannot be read is named and passed over."""
-    return tuple(_status(state, name) for name in recorded(state))
-
-
-def _status(state: Path, name: str) -> ExperimentStatus:
-    try:
-        seen = look(state, name)
-    except MoetuneError as error:
-        return ExperimentStatus(name, "", "broken", note=error.message)
-    facts = seen.facts
-    return ExperimentStatus(
-        id=name,
-        name=printable(seen.plan.name, 80),
-        standing=_standing(seen),
-        starts=len(facts.starts),
-        note=printable(facts.stopped, 300),
-        next=_next(seen),
-    )
-
-
-def _standing(seen: Seen) -> str:
-    if seen.running:
-        return "running"
-    if seen.facts.taken_back:
-        return "taken back"
-    return "done" if seen.facts.done else "half-way"
-
-
-def _next(seen: Seen) -> str:
-    if seen.half_way and seen.facts.plan_path:
-        return shlex.join(["moetune", "experiment", printable(seen.facts.plan_path, 400)])
-    if seen.facts.done and seen.facts.kept and not seen.facts.taken_back:
-        return shlex.join(["moetune", "uninstall", seen.id])
-    return ""
