@@ -52,11 +52,11 @@ def test_a_planned_circle_is_cold_when_it_is_played(
 ) -> None:
     counts = [min(count, experts) for count in touched]
     try:
-        circle = plan_circle(counts, experts, size, l2, least_launches(m))
+        circle = plan_circle(counts, experts, size, l2, least_launches(m, size))
     except NotColdError:
         assert min(counts) * size * 2000 < COLD_FACTOR * l2 or experts * size * 60 < COLD_FACTOR * l2
         return
-    assert len(circle.experts) >= least_launches(m)
+    assert len(circle.experts) >= least_launches(m, size)
     assert len(circle.experts) % circle.copies == 0
     assert played(circle) * size == circle.reuse_bytes >= COLD_FACTOR * l2
     for number, taken in enumerate(circle.experts):

@@ -115,7 +115,15 @@ def _worker_environment(folder: str, variables: Mapping[str, str]) -> dict[str, 
         for name, value in os.environ.items()
         if not name.startswith(("TRITON_", "MLIR_", "LLVM_")) or name.startswith("TRITON_PTXAS")
     }
-    return {**kept, "TRITON_CACHE_DIR": folder, "TMPDIR": folder, "PYTHONSAFEPATH": "1", **variables}
+    return {
+        **kept,
+        "TRITON_CACHE_DIR": folder,
+        # What is launched: the stages before it are as much again to write and to read ten times over.
+        "TRITON_STORE_BINARY_ONLY": "1",
+        "TMPDIR": folder,
+        "PYTHONSAFEPATH": "1",
+        **variables,
+    }
 
 
 class CompileProcess:

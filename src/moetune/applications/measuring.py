@@ -59,7 +59,7 @@ _CLOSING = 10
 """Measurements since the last anchor after which it is measured once more at the end."""
 DRIFT = 0.02
 """Change of the anchor above which the measurements since the last one are repeated."""
-HOPELESS = 2.0
+HOPELESS = 1.3
 """Times the best at that m, above which a first sample is enough."""
 
 

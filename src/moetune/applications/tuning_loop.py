@@ -37,6 +37,8 @@ NOISE_FLOOR = 0.005
 """One measurement on an H200 is off by about that (recorded landscapes, 2026-12-01): no claim below."""
 SKEWED = "zipf:1.2"
 """The routing under which nothing may lose to the default either."""
+_FIRST = 3
+"""Configs of each m that an exhaustive run begins with."""
 _SETTLING_SHARE = 0.35
 """Of a budget: what is kept for pairs, finalists and checks."""
 
@@ -195,7 +197,8 @@ class Tuner:
         self._one_file = not server.separate_down_file
         self._known = len(laboratory.times)
         self._noise = NOISE_FLOOR
-        self._complete = True
+        self.complete = True
+        """The search came to its end; False when the budget ended it."""
         begun = time.monotonic() if started is None else started
         budget = effort.budget_seconds
         self._search_end = None if budget is None else begun + budget * (1 - _SETTLING_SHARE)
@@ -225,21 +228,9 @@ class Tuner:
         Raises:
             MoetuneError: when nothing can be measured any more; what was measured is in the journal.
         """
-        self._launches, self._model = launches, model
-        self.begin()
         lab = self._lab
-        lab.want(
-            Target(kernel, m, c) for c in start_from for kernel in self._kernels() for m in self._keys.ms
-        )
-        if self._effort.exhaustive:
-            self._measure_all()
-        else:
-            self._search()
-        lab.enter("pairs")
-        self._complete_pairs()
-        choices = self._choose(self._keys.ms)
-        lab.enter("finalists")
-        choices, layers = self._settle(choices)
+        self.search(launches, model, start_from)
+        choices, layers = self.settle()
         lab.enter("between keys")
         choices, added, shortfalls = self._cover(choices, layers)
         lab.enter("numerics")
@@ -265,19 +256,59 @@ class Tuner:
             drifts=tuple(lab.drifts),
             compilations=lab.compilations,
             peaks=lab.measured_peaks(),
-            complete=self._complete,
+            complete=self.complete,
         )
 
     # search
 
+    def search(
+        self,
+        launches: Mapping[Kernel, Sequence[Launch]],
+        model: PerformanceModel,
+        start_from: Sequence[KernelConfig] = (),
+    ) -> None:
+        """Measure what the effort asks for; the arguments are those of `tune`."""
+        self._launches, self._model = launches, model
+        self.begin()
+        self._lab.want(
+            Target(kernel, m, c) for c in start_from for kernel in self._kernels() for m in self._keys.ms
+        )
+        if self._effort.exhaustive:
+            self._measure_all()
+        else:
+            self._search()
+
+    def settle(self) -> tuple[Choices, dict[int, LayerResult]]:
+        """Choose among what was measured: pairs, then finalists against the default in the layer."""
+        self._lab.enter("pairs")
+        self._complete_pairs()
+        choices = self._choose(self._keys.ms)
+        self._lab.enter("finalists")
+        return self._meet_all(choices)
+
     def _measure_all(self) -> None:
-        lab = self._lab
+        lab, ms = self._lab, self._keys.ms
         lab.enter("all")
         for kernel in self._kernels():
-            lab.want(
-                Target(kernel, m, launch.config) for launch in self._launches[kernel] for m in self._keys.ms
-            )
+            # A good time early tells hopeless ones apart early.
+            lab.want(self._ranked_first(kernel, ms), priority=0)
+        wanted = [
+            Target(kernel, m, launch.config)
+            for kernel in self._kernels()
+            for launch in self._launches[kernel]
+            for m in ms
+        ]
+        lab.want(wanted, priority=1)
         self._run(self._end)
+        self.complete = all(target in lab.times for target in wanted)
+
+    def _ranked_first(self, kernel: Kernel, ms: Sequence[int]) -> list[Target]:
+        """The configs that the model ranks first at each m."""
+        field = self._field(kernel, ms)
+        order = np.argsort(field.score, axis=1, kind="stable")[:, :_FIRST]
+        return [
+            Target(kernel, m, field.configs[place]) for m, row in zip(ms, order, strict=True) for place in row
+        ]
 
     def _search(self) -> None:
         lab = self._lab
@@ -302,7 +333,7 @@ class Tuner:
                     known = [time_us for time_us in times if time_us is not None]
                     search.tell(m, config, math.fsum(known) if len(known) == len(times) else None)
             if self._search_end is not None and time.monotonic() >= self._search_end:
-                self._complete = False
+                self.complete = False
                 break
 
     def _run(self, deadline: float | None) -> None:
@@ -416,7 +447,7 @@ class Tuner:
         found.pop(self._default(choice.m), None)
         return list(found)[: self._effort.finalists]
 
-    def _settle(self, choices: Choices) -> tuple[Choices, dict[int, LayerResult]]:
+    def _meet_all(self, choices: Choices) -> tuple[Choices, dict[int, LayerResult]]:
         """Let the finalists meet the default, twice there for the noise, in the whole layer."""
         layers: dict[int, LayerResult] = {}
         entries = []

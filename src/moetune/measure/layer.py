@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,6 +57,10 @@ _LARGEST_FP8 = 448.0  # e4m3
 _DIVISOR = 16  # on which Triton specialises integers
 _NOT_WRITTEN = 1e30
 _LEAST_US = 0.1
+_LONG_US = 80.0
+"""A launch beside which what the host takes to launch the next one is hidden."""
+_LOOKS = 2
+"""Launches that show whether a candidate is hopeless."""
 _PEAK_BYTES = 4 << 30  # three matrices, two buffers of half a GiB, and as much again
 
 
@@ -335,24 +340,16 @@ class GpuBackend:
 
     def time(self, task: TimeTask) -> Timed:
         """See `Backend`."""
-        data, binary, kernel = self._opened(), task.task, task.task.launch.kernel
-        check_class(binary, data.problem, task.m)
-        routed = self._routing(kernel, task.m)
-        alignments = self._alignments(binary, task.m, routed)
-        count = len(alignments)
-
-        def launch(number: int) -> None:
-            data.launch(binary, task.m, alignments[number], number % routed.circle.copies)
-            self._separator().add_(1)
-
-        between_us = self._separator_us(count)
+        launch, circle = self.launcher(task.task, task.m)
+        count = len(circle.experts)
+        between_us = self.between_us(count)
         launch(0)
         torch.cuda.synchronize()
-        graph = timing.capture(launch, count)
-        found = timing.sample(
-            graph,
+        give_up_us = task.give_up_us and task.give_up_us + between_us
+        found = self._looked_at(launch, count, give_up_us) or timing.sample(
+            timing.capture(launch, count),
             count,
-            give_up_us=task.give_up_us,
+            give_up_us=give_up_us,
             tolerance=task.tolerance,
             least=task.least_samples,
             most=task.most_samples,
@@ -363,12 +360,44 @@ class GpuBackend:
             spread=found.spread,
             samples=found.count,
             launches=count,
-            copies=routed.circle.copies,
-            reuse_bytes=routed.circle.reuse_bytes,
+            copies=circle.copies,
+            reuse_bytes=circle.reuse_bytes,
             l2_bytes=self._properties.L2_cache_size,
             hopeless=found.hopeless,
             compilations=self._compilations.count,
         )
+
+    @property
+    def compilations(self) -> int:
+        """Kernels that this process compiled itself."""
+        return self._compilations.count
+
+    def use_seed(self, seed: int) -> None:
+        """Launch on other routings from now on."""
+        assert self._workload is not None
+        self._workload = replace(self._workload, seed=seed)
+        self._aligned.clear()
+
+    def launcher(self, task: CompileTask, m: int) -> tuple[Callable[[int], None], Circle]:
+        """What launches a binary by its number in the circle, a small kernel behind it; and the circle."""
+        data = self._opened()
+        check_class(task, data.problem, m)
+        routed = self._routing(task.launch.kernel, m)
+        alignments = self._alignments(task, m, routed)
+
+        def launch(number: int) -> None:
+            data.launch(task, m, alignments[number], number % routed.circle.copies)
+            self._separator().add_(1)
+
+        return launch, routed.circle
+
+    @staticmethod
+    def _looked_at(launch: Callable[[int], None], count: int, give_up_us: float) -> timing.Sampled | None:
+        """What is hopeless and long shows it without a graph; None for what has to be sampled."""
+        if give_up_us < _LONG_US:
+            return None
+        time_us = timing.direct_us(launch, [number % count for number in range(1, 1 + _LOOKS)]) / _LOOKS
+        return timing.Sampled(time_us, 0.0, 1, hopeless=True) if time_us > give_up_us else None
 
     def layer(self, task: LayerTask) -> LayerTimed:
         """See `Backend`."""
@@ -434,8 +463,8 @@ class GpuBackend:
             self._tick = torch.zeros(1, dtype=torch.int32, device=self._device)
         return self._tick
 
-    def _separator_us(self, count: int) -> float:
-        """What one of them takes in a graph that holds nothing else; it is taken off."""
+    def between_us(self, count: int) -> float:
+        """What a small kernel between two launches takes in a graph of nothing else; it is taken off."""
 
         def separate(_: int) -> None:
             self._separator().add_(1)
@@ -461,12 +490,14 @@ class GpuBackend:
         """Both kernels touch their weights in each pass, and rotate their copies together."""
         touched = sum(expert_bytes(data.problem, kernel) for kernel in KERNELS)
         copies = min(len(data.weights[kernel]) for kernel in KERNELS)
+        counts = self._counts(task.m, task.routing, task.seed)
         return plan_circle(
-            self._counts(task.m, task.routing, task.seed),
+            counts,
             data.problem.E,
             touched,
             self._properties.L2_cache_size,
-            max(least_launches(task.m) // 2, 4),  # a pass through the layer is longer than a launch
+            # A pass through the layer is longer than a launch.
+            max(least_launches(task.m, touched * fmean(counts)) // 2, 4),
             copies,
         )
 
@@ -474,12 +505,13 @@ class GpuBackend:
         """How many experts launches touch is drawn; which, is planned."""
         assert self._workload is not None
         problem = self._workload.problem
+        counts, each = self._counts(m, routing, seed), expert_bytes(problem, kernel)
         return plan_circle(
-            self._counts(m, routing, seed),
+            counts,
             problem.E,
-            expert_bytes(problem, kernel),
+            each,
             self._properties.L2_cache_size,
-            least_launches(m),
+            least_launches(m, each * fmean(counts)),
             MAX_COPIES if self._data is None else len(self._data.weights[kernel]),
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _Z95 = 1.96
 
@@ -122,6 +122,22 @@ def capture(launch: Callable[[int], None], count: int) -> Graph:
 
 _HEAD_START_CYCLES = 60_000
 """Some 30 us that the GPU spins while the host hands the graph over, so that no gap is timed."""
+_LAUNCH_CYCLES = 300_000
+"""Some 150 us while the host launches kernels one by one."""
+
+
+def direct_us(launch: Callable[[int], None], numbers: Iterable[int]) -> float:
+    """How long some launches take together, without a graph; exact to some microseconds."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_LAUNCH_CYCLES)
+    start.record()
+    for number in numbers:
+        launch(number)
+    end.record()
+    torch.cuda.synchronize()
+    return 1000.0 * float(start.elapsed_time(end))
 
 
 class _CudaGraph:

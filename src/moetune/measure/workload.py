@@ -29,6 +29,11 @@ _COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 _MAX_LAUNCHES = 2048
 _MORE_LAUNCHES = 24
 """How much longer a circle may get until its end fits its beginning."""
+_GRAPH_US = 400.0
+"""What a graph has to take at least: an event is off by a microsecond."""
+_FAST_BYTES_PER_US = 4e6
+"""A memory of 4 TB/s; with a slower one a graph takes longer than it would have to."""
+_FEWEST_LAUNCHES = 4
 _CONTESTANTS = 5  # graphs of the layer that are alive at a time, each with memory of its own
 _OWN_BYTES = 1 << 30
 """For the CUDA context, compiled kernels, graphs, and what a reference needs of one expert."""
@@ -53,9 +58,16 @@ class Circle:
     reuse_bytes: int
 
 
-def least_launches(m: int) -> int:
-    """Launches in a graph: many where one is short, so that starting a graph costs each little."""
-    return 16 if m <= 64 else 8 if m <= 512 else 4
+def least_launches(m: int, touched_bytes: float) -> int:
+    """Launches in a graph: many where one is short, so that starting a graph costs each little.
+
+    Args:
+        m: tokens.
+        touched_bytes: weights that a launch reads, which take their time whatever the config is.
+    """
+    few = 16 if m <= 64 else 8 if m <= 512 else _FEWEST_LAUNCHES
+    long_enough = math.ceil(_GRAPH_US * _FAST_BYTES_PER_US / max(touched_bytes, 1.0))
+    return min(few, max(long_enough, _FEWEST_LAUNCHES))
 
 
 def reuse_touches(circle: Sequence[Sequence[int]], copies: int) -> int:
