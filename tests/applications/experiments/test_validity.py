@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from moetune.applications.experiments.facts import ARGUMENTS_FROM
 from moetune.applications.experiments.validity import check_arm, texts_to_look_for
 from moetune.domain.experiment import ConfigRead, Proof, ServerFacts, Validity
 from moetune.domain.experiment_plan import Intervention
+from moetune.servers.flags import ProofRule, consequences_of, proofs_of
 from tests.applications.experiments.recorded import (
     FILE,
     RELEASES,
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A proof rule of these tests."""
-
-    active: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    argument: tuple[str, str] | None = None
-    what: str = "the flag"
+def Rule(  # noqa: N802 - a proof rule with what a test says of it
+    active: tuple[str, ...] = (),
+    refused: tuple[str, ...] = (),
+    argument: tuple[str, str] | None = None,
+    what: str = "the flag",
+) -> ProofRule:
+    return ProofRule(active, refused, argument, what)
 
 
 FACTS = ServerFacts(
@@ -64,7 +64,7 @@ NOTHING = Intervention("nothing", proof="the server started")
 def check(
     arm: ServerFacts | Sequence[ServerFacts],
     intervention: Intervention = FLAG,
-    *proofs: Rule,
+    *proofs: ProofRule,
     baseline: ServerFacts | Sequence[ServerFacts] = FACTS,
     declared: Sequence[str] = (),
     installed: Sequence[str] = (),
@@ -284,6 +284,26 @@ def test_texts_of_plan_and_rules_are_looked_for() -> None:
     assert texts_to_look_for((replace(FLAG, proof="p"), FLAG), (rule, rule)) == ("p", "a", "b", "c")
 
 
+def test_each_of_several_interventions_has_to_show_itself() -> None:
+    """One with a rule does not stand for one without."""
+    tokens = Intervention("tokens", arguments=("--max-total-tokens", "400000"))
+    unknown = Intervention("unknown", environment={"SOME_VARIABLE": "1"})
+    arm = replace(FACTS, arguments={**FACTS.arguments, "max_total_tokens": "400000"})
+    both = (tokens, unknown)
+    rules = tuple(rule for one in both for rule in proofs_of("sglang", "0.5.23", one))
+    declared = frozenset(name for one in both for name in consequences_of("sglang", "0.5.23", one))
+    assert rules
+    found = check_arm(
+        [FACTS], [arm], both, declared=declared, proofs=rules, server="sglang", version="0.5.23"
+    )
+    assert found.proof is Proof.NOT_SEEN
+    assert "'unknown'" in found.problems[0]
+    alone = check_arm(
+        [FACTS], [arm], (tokens,), declared=declared, proofs=rules, server="sglang", version="0.5.23"
+    )
+    assert alone.problems == ()
+
+
 # --- config files -----------------------------------------------------------------------------------
 
 TUNED = Intervention("tuned", configs=(f"/plan/{FILE}",))
@@ -343,6 +363,11 @@ def test_case_35_shapes_that_lose_their_file_are_invalid() -> None:
     found = check(arm, TUNED, installed=(PLACED,), baseline=base)
     assert len(found.problems) == 1
     assert draft in found.problems[0]
+    # The table of flags says that config arms change lookups: those of their own files.
+    free = check(arm, TUNED, installed=(PLACED,), baseline=base, declared=("configs",))
+    assert free.problems == found.problems
+    runner = replace(TUNED, arguments=("--moe-runner-backend", "triton"))
+    assert check(arm, runner, installed=(PLACED,), baseline=base, declared=("configs",)).problems == ()
 
 
 def test_stale_file_of_another_triton_counts_when_it_is_ours() -> None:
@@ -411,7 +436,7 @@ def checked(
     baseline: ServerFacts,
     arm: ServerFacts,
     intervention: Intervention,
-    *rules: Rule,
+    *rules: ProofRule,
     installed: Sequence[str] = (),
 ) -> Validity:
     server, _, version = release.partition("-")

@@ -13,37 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from moetune.applications.experiments.config_proof import config_names, prove_configs
 from moetune.applications.experiments.differences import UNKNOWN, differences, disagreements
 from moetune.applications.experiments.own_arguments import own_names, own_values
 from moetune.domain.experiment import Difference, Proof, ServerFacts, Validity
 from moetune.domain.text import printable
+from moetune.servers.flags import ProofRule, proofs_of
 
 if TYPE_CHECKING:
     from moetune.domain.experiment_plan import Intervention
 
 
-class ProofRule(Protocol):
-    """How a server shows that a flag is active: the shape of `moetune.servers.flags.ProofRule`."""
-
-    @property
-    def active(self) -> tuple[str, ...]:
-        """Texts of its log; one of them is enough."""
-
-    @property
-    def refused(self) -> tuple[str, ...]:
-        """Texts that say that it does not do it."""
-
-    @property
-    def argument(self) -> tuple[str, str] | None:
-        """Name and value among the resolved arguments, for what is printed nowhere."""
-
-    @property
-    def what(self) -> str:
-        """In words."""
-
+__all__ = ["ProofRule", "check_arm", "texts_to_look_for"]
 
 _WORST_FIRST = (Proof.REFUSED, Proof.NOT_SEEN, Proof.NO_LINE, Proof.ACTIVE)
 
@@ -111,7 +94,11 @@ def check_arm(
     _check_starts(arm, "this arm", case)
     _check_differences(baseline, arm, interventions, declared, case)
     name = f"{server} {version}".strip()
-    _check_proofs(baseline, arm, interventions, proofs, case, name)
+    for rule in proofs:
+        _check_rule(baseline, arm, rule, case, name)
+    for one in interventions:
+        own = proofs if len(interventions) == 1 else proofs_of(server, version, one)
+        _check_shown(arm, one, own, case, name)
     for intervention in interventions:
         if intervention.configs or intervention.without_configs:
             proof, evidence, problems = prove_configs(baseline, arm, intervention, installed)
@@ -139,12 +126,12 @@ def _check_differences(
 ) -> None:
     names = declared | own_names(interventions)
     files = {file for intervention in interventions for file in config_names(intervention)}
-    removed = any(intervention.without_configs for intervention in interventions)
+    free = any(one.without_configs or ("configs" in names and _moves_configs(one)) for one in interventions)
     for what, ours, theirs in differences(baseline, arm):
         may = (
             what in names
             or what.partition(" ")[2] in names
-            or (what.startswith("config ") and ("configs" in names or removed or _of_pair(what[7:], files)))
+            or (what.startswith("config ") and (free or _of_pair(what[7:], files)))
             or (baseline[0].server == "other" and own_values(interventions, ours, theirs))
         )
         case.differences.append(Difference(printable(what, 400), ours, theirs, may))
@@ -155,6 +142,13 @@ def _check_differences(
             )
 
 
+def _moves_configs(intervention: Intervention) -> bool:
+    """Whether lookups of any file may end in another way: a table changes only those of its own files."""
+    return "configs" in intervention.may_change or bool(
+        intervention.arguments or intervention.remove or intervention.environment
+    )
+
+
 def _of_pair(file: str, files: set[str]) -> bool:
     """Whether a lookup is about one of these files: an up file changes what the down lookup ends with."""
     return file in files or file.removesuffix("_down.json") + ".json" in files
@@ -163,21 +157,21 @@ def _of_pair(file: str, files: set[str]) -> bool:
 # --- it was active ----------------------------------------------------------------------------------
 
 
-def _check_proofs(
-    baseline: Sequence[ServerFacts],
+def _check_shown(
     arm: Sequence[ServerFacts],
-    interventions: Sequence[Intervention],
+    intervention: Intervention,
     rules: Sequence[ProofRule],
     case: _Case,
     name: str,
 ) -> None:
-    for rule in rules:
-        _check_rule(baseline, arm, rule, case, name)
-    for intervention in interventions:
-        if intervention.proof:
-            _check_text(arm, intervention.proof, f"the proof of {intervention.name!r}", case)
-        elif not rules and not (intervention.configs or intervention.without_configs):
-            _check_effect(arm, intervention, case, name)
+    """The plan's own proof; and of what no rule can prove, what it changed."""
+    if intervention.proof:
+        _check_text(arm, intervention.proof, f"the proof of {intervention.name!r}", case)
+        return
+    if intervention.configs or intervention.without_configs:
+        return
+    if not any(rule.active or rule.argument is not None for rule in rules):
+        _check_effect(arm, intervention, case, name)
 
 
 def _check_rule(
