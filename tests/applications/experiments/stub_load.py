@@ -1,3 +1,4 @@
+# ruff: noqa: PTH123
 """The load generator of the stub server: asks it for one pass and writes the answer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: PTH110, PTH118, PTH120, PTH123, PTH207
 """A server that starts in a tenth of a second: SGLang 0.5.23's lines and endpoints, effects by its flags.
 
 It reads the config directory that SGLANG_MOE_CONFIG_DIR names, as SGLang does, and is as fast as what it
@@ -19,7 +20,14 @@ import time
 NAME = "E=64,N=256,device_name=NVIDIA_H200"
 SPEED = {"32": 0.9, "64": 1.1, "128": 1.2}
 FLAGS = {"--fast": 1, "--kv": 1, "--noise": 1, "--die-at-start": 0, "--never-ready": 0, "--die-under-load": 0}
-FLAGS |= {"--ignore-sigterm": 0, "--answer-500": 0, "--requests-fail": 0, "--killed": 0, "--port": 1, "--runs": 1}
+FLAGS |= {
+    "--ignore-sigterm": 0,
+    "--answer-500": 0,
+    "--requests-fail": 0,
+    "--killed": 0,
+    "--port": 1,
+    "--runs": 1,
+}
 FLAGS |= {"--infinity": 0, "--slow-load": 1, "--api-key": 1, "--say": 1, "--once": 1, "--mean-only": 0}
 
 

@@ -78,7 +78,15 @@ class World:
             "version": "0.5.23",
             "triton_version": "3.6.0",
             "port": self.port,
-            "command": [*PYTHON, str(HERE / "stub_server.py"), "--port", "{port}", "--runs", str(self.state / "experiments"), *self.flags],
+            "command": [
+                *PYTHON,
+                str(HERE / "stub_server.py"),
+                "--port",
+                "{port}",
+                "--runs",
+                str(self.state / "experiments"),
+                *self.flags,
+            ],
             "environment": {"SGLANG_MOE_CONFIG_DIR": str(self.root)},
             "config_root": str(self.root),
             "gpu": "NVIDIA H200",
@@ -107,7 +115,9 @@ class World:
 
     def run(self, *more: str, **variables: str) -> Result:
         """Run the command line on the plan."""
-        return moetune("experiment", str(self.plan), "--state", str(self.state), *more, cwd=self.folder, **variables)
+        return moetune(
+            "experiment", str(self.plan), "--state", str(self.state), *more, cwd=self.folder, **variables
+        )
 
 
 def _table(name: str, values: Mapping[str, object], *, double: bool = False) -> list[str]:

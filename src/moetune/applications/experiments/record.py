@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from moetune.domain.safe_json import JsonLimits, load_json_object
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 SCHEMA = "moetune.experiment-journal/1"
 FOLDER = "experiments"
@@ -94,46 +95,91 @@ class Facts:
     plan_path: str = ""
 
     def read(self, line: Mapping[str, Any], source: str) -> None:
-        """Take in a line.
+        """Take in a line; one of a kind that is not known, as of a newer release, is passed over.
 
         Raises:
             InputError: for one that no experiment writes.
         """
-        kind = line.get("kind")
+        reader = _READERS.get(str(line.get("kind")))
+        if reader is None:
+            return
         try:
-            if kind == "start":
-                result = from_json(StartResult, line["result"], source)
-                installed = tuple(map(str, line["installed"]))
-                finished = Finished(result, int(line["attempt"]), bool(line["preparing"]), installed)
-                self.starts.append(finished)
-                self.begun = None
-            elif kind == "begun":
-                self.begun = from_json(ScheduledStart, line["start"], source)
-                self.begun_starts += 1
-            elif kind == "refused":
-                self.refused[str(line["intervention"])] = str(line["reason"])
-            elif kind == "combined":
-                self.combined = tuple(map(str, line["interventions"]))
-                self.left_out = tuple(map(str, line["left_out"]))
-                self.first_combined = int(line["first_block"])
-            elif kind == "size":
-                self.size = {str(name): int(value) for name, value in line["size"].items()}
-            elif kind == "keeping":
-                self.keeping = tuple(map(str, line["interventions"]))
-            elif kind == "kept":
-                self.kept = tuple(map(str, line["installs"]))
-            elif kind == "known good":
-                self.known_good = dict(line["state"])
-            elif kind == "called":
-                self.plan_path, self.stopped = str(line["plan"]), ""
-            elif kind == "stopped":
-                self.stopped = str(line["reason"])
-            elif kind == "done":
-                self.done = True
-            elif kind == "taken back":
-                self.taken_back = True
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{printable(source, 400)} holds a broken line of the kind {kind!r}") from error
+            reader(self, line)
+        except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+            raise InputError(
+                f"{printable(source, 400)} holds a broken line of the kind {line.get('kind')!r}",
+                "move it away: the experiment then begins anew",
+            ) from error
+
+
+def _read_start(facts: Facts, line: Mapping[str, Any]) -> None:
+    installed = tuple(map(str, line["installed"]))
+    result = from_json(StartResult, line["result"], "a start")
+    facts.starts.append(Finished(result, int(line["attempt"]), bool(line["preparing"]), installed))
+    facts.begun = None
+
+
+def _read_begun(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.begun = from_json(ScheduledStart, line["start"], "a start")
+    facts.begun_starts += 1
+
+
+def _read_refused(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.refused[str(line["intervention"])] = str(line["reason"])
+
+
+def _read_size(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.size = {str(name): int(value) for name, value in line["size"].items()}
+
+
+def _read_combined(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.combined = tuple(map(str, line["interventions"]))
+    facts.left_out = tuple(map(str, line["left_out"]))
+    facts.first_combined = int(line["first_block"])
+
+
+def _read_keeping(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.keeping = tuple(map(str, line["interventions"]))
+
+
+def _read_kept(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.kept = tuple(map(str, line["installs"]))
+
+
+def _read_known_good(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.known_good = dict(line["state"])
+
+
+def _read_called(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.plan_path, facts.stopped = str(line["plan"]), ""
+
+
+def _read_stopped(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.stopped = str(line["reason"])
+
+
+def _read_done(facts: Facts, _: Mapping[str, Any]) -> None:
+    facts.done = True
+
+
+def _read_taken_back(facts: Facts, _: Mapping[str, Any]) -> None:
+    facts.taken_back = True
+
+
+_READERS: Mapping[str, Callable[[Facts, Mapping[str, Any]], None]] = {
+    "start": _read_start,
+    "begun": _read_begun,
+    "refused": _read_refused,
+    "size": _read_size,
+    "combined": _read_combined,
+    "keeping": _read_keeping,
+    "kept": _read_kept,
+    "known good": _read_known_good,
+    "called": _read_called,
+    "stopped": _read_stopped,
+    "done": _read_done,
+    "taken back": _read_taken_back,
+}
 
 
 class Record:
@@ -148,8 +194,12 @@ class Record:
         self._journal, self._redactor = journal, redactor
         self.id = journal.folder.name
         self.facts = Facts()
-        for line in journal.lines:
-            self.facts.read(line, str(journal.path))
+        try:
+            for line in journal.lines:
+                self.facts.read(line, str(journal.path))
+        except InputError:
+            journal.close()
+            raise
 
     @classmethod
     def open(cls, state: Path, plan: Plan, environ: Mapping[str, str], digests: Mapping[str, str]) -> Record:
