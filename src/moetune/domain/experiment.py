@@ -250,7 +250,8 @@ class Comparison:
 
     Attributes:
         metric: field of `LoadResult`.
-        ratio: median of the blocks' ratios arm / baseline.
+        ratio: arm / baseline, the mean of the blocks' that outliers cannot move far: where the statistic of
+            the test is zero.
         low: of its interval.
         high: of its interval.
         level: of that interval.
