@@ -48,5 +48,5 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/.made
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.made
-	$(PIP) install --editable '.[test,lint]'
+	$(PIP) install --editable '.[test,serving-test,lint]'
 	@touch $(VENV)/.installed $@
