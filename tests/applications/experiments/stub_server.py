@@ -1,4 +1,4 @@
-# ruff: noqa: PTH110, PTH118, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH118, PTH123, PTH207
 """A server that starts in a tenth of a second: SGLang 0.5.23's lines and endpoints, effects by its flags.
 
 It reads the config directory that SGLANG_MOE_CONFIG_DIR names, as SGLang does, and is as fast as what it

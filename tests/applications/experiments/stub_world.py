@@ -45,6 +45,9 @@ class World:
     server: Mapping[str, object] = field(default_factory=dict)
     load: Mapping[str, object] = field(default_factory=dict)
     budget: Mapping[str, object] = field(default_factory=dict)
+    decision: Mapping[str, object] = field(
+        default_factory=lambda: {"noise": 0.002, "smallest_effect": 0.05, "alpha": 0.4}
+    )
 
     def __post_init__(self) -> None:
         write(self.root, pair(32, FOLDER))
@@ -108,6 +111,7 @@ class World:
         lines = [f'name = "evening"\nseed = {seed}\n', *_table("server", server), *_table("load", load)]
         if self.budget:
             lines += _table("budget", self.budget)
+        lines += _table("decision", self.decision)
         for one in interventions:
             lines += _table("intervention", one, double=True)
         self.plan.write_text("\n".join(lines) + "\n")

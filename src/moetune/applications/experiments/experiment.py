@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune.applications.experiments.arm_server import ArmServer
 from moetune.applications.experiments.caches import needs_preparing
+from moetune.applications.experiments.checking import check, model_of
 from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.facts import read_facts
 from moetune.applications.experiments.generators import load_of_pass
@@ -20,7 +21,7 @@ from moetune.applications.experiments.one_start import RunningServer, Tools
 from moetune.applications.experiments.outlook import Outlook, outlook_of
 from moetune.applications.experiments.plan_file import read_plan
 from moetune.applications.experiments.progress import Progress
-from moetune.applications.experiments.record import Record, config_digests, experiment_id, look
+from moetune.applications.experiments.record import FOLDER, Record, config_digests, experiment_id, look
 from moetune.applications.experiments.report import Report, report_of
 from moetune.applications.experiments.running import Experiment, size_of
 from moetune.applications.experiments.taking_back import end_leftovers
@@ -30,26 +31,6 @@ from moetune.domain.errors import MoetuneError
 if TYPE_CHECKING:
     from moetune.domain.experiment import LoadResult, ServerFacts
     from moetune.domain.experiment_plan import Intervention, Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What is known of a plan before anything is started.
-
-    Attributes:
-        refused: interventions that are never started, and why.
-        problems: what a person should know, with the plan's lines.
-        model: as the server is asked for it.
-    """
-
-    refused: tuple[tuple[str, str], ...]
-    problems: tuple[str, ...]
-    model: str
-
-
-def check(plan: Plan, environ: Mapping[str, str]) -> Checked:
-    del environ
-    return Checked((), (), plan.server.model)
 
 
 CACHES = "caches"
@@ -91,26 +72,30 @@ def run_experiment(
     """
     where = state_path(state, environ)
     plan = read_plan(path)
-    checked = check(plan, environ)
     with Record.open(where, plan, environ, _digests(plan)) as record, Interrupts() as interrupts:
+        configs = ConfigArms(plan, record.folder, environ)
         record.add("called", plan=str(path.absolute()))
         for text in end_leftovers(record.folder):
             show(Progress(f"an interrupted call had left a server, which was ended: {text}", begins=True))
-        configs = ConfigArms(plan, record.folder, environ)
-        if record.facts.size is None:
-            for name, reason in (*checked.refused, *_cannot_install(plan, configs, checked)):
-                record.add("refused", intervention=name, reason=reason)
+        if configs.take_back():
+            show(Progress("the config files of an interrupted arm were taken back", begins=True))
+        checked = check(plan, configs)
+        for problem in checked.problems:
+            show(Progress(problem, begins=True))
         experiment = Experiment(
             plan,
             record,
             where,
             configs,
-            real_tools(checked.model),
+            real_tools(model_of(plan)),
             interrupts,
             show,
+            lambda version: check(plan, configs, version).refused,
             lambda interventions: _needs_preparing(plan, record.folder, interventions),
         )
         experiment.run()
+        if record.facts.done:
+            shutil.rmtree(record.folder / CACHES, ignore_errors=True)
         return report_of(plan, record.id, record.folder, record.facts)
 
 
@@ -122,40 +107,24 @@ def look_ahead(path: Path, state: Path | None, environ: Mapping[str, str]) -> Ou
     """
     where = state_path(state, environ)
     plan = read_plan(path)
-    checked = check(plan, environ)
     name = experiment_id(plan, _digests(plan))
+    folder = where / FOLDER / name
+    checked = check(plan, ConfigArms(plan, folder, environ))
+    refused = checked.refused
     try:
-        seen = look(where, name)
+        finished = look(where, name).facts.starts
     except MoetuneError:
-        seen = None
-    folder = where / "experiments" / name
-    configs = ConfigArms(plan, folder, environ)
-    refused = (*checked.refused, *_cannot_install(plan, configs, checked))
+        finished = []  # it was never begun
     out = {intervention for intervention, _ in refused}
     tried = [one for one in plan.interventions if one.name not in out]
     arms: list[tuple[Intervention, ...]] = [(), *((one,) for one in tried)]
     empty = sum(_needs_preparing(plan, folder, arm) for arm in arms)
-    finished = seen.facts.starts if seen is not None else []
     size = size_of(plan, len(tried), empty + sum(one.preparing for one in finished))
     return outlook_of(plan, name, refused, checked.problems, size, empty, finished)
 
 
 def _digests(plan: Plan) -> dict[str, str]:
     return config_digests([path for one in plan.interventions for path in one.configs])
-
-
-def _cannot_install(plan: Plan, configs: ConfigArms, checked: Checked) -> tuple[tuple[str, str], ...]:
-    """Interventions whose files cannot be put in place, seen before anything is started."""
-    refused = {name for name, _ in checked.refused}
-    found = []
-    for one in plan.interventions:
-        if one.name in refused:
-            continue
-        try:
-            configs.check(one)
-        except MoetuneError as error:
-            found.append((one.name, error.message))
-    return tuple(found)
 
 
 def _needs_preparing(plan: Plan, folder: Path, interventions: Sequence[Intervention]) -> bool:

@@ -10,7 +10,7 @@ from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.flag_rules import declared_of, proof_rules
 from moetune.applications.experiments.known_good import touches_files
 from moetune.applications.experiments.validity import check_arm
-from moetune.domain.decision import judge
+from moetune.domain.decision import arms_of_last, judge
 from moetune.domain.errors import InputError
 from moetune.domain.experiment import Arm, Ending, Judgement, Proof, Validity, Verdict
 from moetune.domain.experiment_plan import BASELINE, COMBINED
@@ -56,14 +56,17 @@ class ArmStarts:
         return len(failures) >= _MOST_FAILURES or any(one.ending in _AT_ONCE for one in failures)
 
 
-def judge_arm(plan: Plan, of: ArmStarts, *, arms: int, planned_blocks: int, refused: str = "") -> Judgement:
+def judge_arm(
+    plan: Plan, of: ArmStarts, *, arms: int, planned_blocks: int, ends: bool, refused: str = ""
+) -> Judgement:
     """What is known of an arm.
 
     Args:
         plan: the experiment.
         of: the starts that are over.
-        arms: how many are compared with the baseline over the whole experiment.
-        planned_blocks: how often each may be started.
+        arms: how many share alpha.
+        planned_blocks: how often it may be started.
+        ends: no start of it comes any more.
         refused: why it is never started; empty as a rule.
     """
     name = of.arm.name
@@ -81,7 +84,7 @@ def judge_arm(plan: Plan, of: ArmStarts, *, arms: int, planned_blocks: int, refu
         return Judgement(name, Verdict.INCONCLUSIVE, validity=Validity(), notes=_failures(of))
     if not validity.valid:
         return Judgement(name, Verdict.INVALID, validity=validity, notes=_failures(of), decided=True)
-    judged = judge(of.arm.name, baseline, good, plan.decision, arms, planned_blocks, validity)
+    judged = judge(of.arm.name, baseline, good, plan.decision, arms, planned_blocks, validity, ends=ends)
     return replace(judged, notes=(*judged.notes, *_failures(of)))
 
 
@@ -127,22 +130,46 @@ def judgements_of(plan: Plan, facts: Facts, before: int | None = None) -> tuple[
         facts: what its record says.
         before: look at the starts of earlier blocks only; None: at all.
     """
+    alone = judge_alone(plan, facts, before, ends=facts.combined is not None)
+    if facts.combined is None or len(facts.combined) < 2:
+        return alone
+    return (*alone, judge_last(plan, facts, before, ends=facts.keeping is not None))
+
+
+def judge_alone(plan: Plan, facts: Facts, before: int | None = None, *, ends: bool) -> tuple[Judgement, ...]:
+    """What is known of each intervention alone; `ends`: no start of one comes any more."""
     planned = facts.size["planned"] if facts.size is not None else 1
-    tried = [one.name for one in plan.interventions if one.name not in facts.refused]
-    compared = len(tried) + (len(tried) > 1)
-    arms = [Arm(one.name, (one.name,)) for one in plan.interventions]
-    if facts.combined is not None and len(facts.combined) > 1:
-        arms.append(Arm(COMBINED, facts.combined))
+    tried = sum(one.name not in facts.refused for one in plan.interventions)
     return tuple(
         judge_arm(
             plan,
-            starts_of(arm, facts, before),
-            arms=compared,
+            starts_of(Arm(one.name, (one.name,)), facts, before),
+            arms=tried,
             planned_blocks=planned,
-            refused=facts.refused.get(arm.name, ""),
+            ends=ends,
+            refused=facts.refused.get(one.name, ""),
         )
-        for arm in arms
+        for one in plan.interventions
     )
+
+
+def judge_last(plan: Plan, facts: Facts, before: int | None = None, *, ends: bool) -> Judgement:
+    """What is known of all that helped, together; `ends`: no start of it comes any more."""
+    arm = Arm(COMBINED, facts.combined or ())
+    return judge_arm(
+        plan,
+        starts_of(arm, facts, before),
+        arms=sharing_of_last(plan, facts),
+        planned_blocks=facts.planned_combined,
+        ends=ends,
+    )
+
+
+def sharing_of_last(plan: Plan, facts: Facts) -> int:
+    """By how many arms alpha is divided for the last arm."""
+    tried = sum(one.name not in facts.refused for one in plan.interventions)
+    helped = sum(one.verdict is Verdict.HELPS for one in judge_alone(plan, facts, ends=True))
+    return arms_of_last(tried, helped)
 
 
 def starts_of(arm: Arm, facts: Facts, before: int | None = None) -> ArmStarts:
@@ -163,16 +190,6 @@ def starts_of(arm: Arm, facts: Facts, before: int | None = None) -> ArmStarts:
         tuple(one for one in part if one.preparing and one.result.start.arm == arm.name),
         tuple(one for one in facts.starts if one.preparing and one.result.start.arm == BASELINE),
     )
-
-
-def helpers(judgements: Sequence[Judgement], combined: Sequence[str]) -> tuple[str, ...]:
-    """Interventions that stay: those of the last arm, when it helps.
-
-    Where one alone helps, its own arm is the last.
-    """
-    last = COMBINED if len(combined) > 1 else next(iter(combined), "")
-    helped = any(one.arm == last and one.verdict is Verdict.HELPS for one in judgements)
-    return tuple(combined) if helped else ()
 
 
 def compatible(
@@ -205,6 +222,3 @@ def compatible(
             )
     names = {one.name for one in taken}
     return tuple(one.name for one, _ in winners if one.name in names), tuple(left)
-
-
-__all__ = ["ArmStarts", "compatible", "helpers", "judge_arm", "judgements_of", "starts_of"]

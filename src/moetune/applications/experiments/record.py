@@ -69,6 +69,7 @@ class Facts:
         combined: interventions of the last arm, None before it is known.
         left_out: why interventions that help alone are not in it.
         first_combined: its first block.
+        planned_combined: its blocks.
         keeping: what is to stay in place, None before that is known.
         kept: ids of its installs.
         done: the experiment is over.
@@ -86,6 +87,7 @@ class Facts:
     combined: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
     first_combined: int = 0
+    planned_combined: int = 0
     keeping: tuple[str, ...] | None = None
     kept: tuple[str, ...] = ()
     done: bool = False
@@ -136,6 +138,7 @@ def _read_combined(facts: Facts, line: Mapping[str, Any]) -> None:
     facts.combined = tuple(map(str, line["interventions"]))
     facts.left_out = tuple(map(str, line["left_out"]))
     facts.first_combined = int(line["first_block"])
+    facts.planned_combined = int(line["planned"])
 
 
 def _read_keeping(facts: Facts, line: Mapping[str, Any]) -> None:

@@ -13,7 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from moetune.applications.experiments.flag_rules import proof_texts
-from moetune.applications.experiments.judging import compatible, helpers, judgements_of, starts_of
+from moetune.applications.experiments.judging import (
+    compatible,
+    judge_alone,
+    judge_last,
+    judgements_of,
+    sharing_of_last,
+    starts_of,
+)
 from moetune.applications.experiments.known_good import ConfigArms, KnownGood
 from moetune.applications.experiments.one_start import OneStart, StartOrder, Tools
 from moetune.applications.experiments.progress import Progress, duration_of, spoken
@@ -72,7 +79,9 @@ def size_of(plan: Plan, arms: int, preparing: int) -> Size:
     Raises:
         InputError: when the budget does not reach for one block.
     """
-    proposed = proposed_blocks(plan.decision, arms + (arms > 1))
+    if not arms:
+        return Size(0, 0, 0)
+    proposed = proposed_blocks(plan.decision, arms)
     if not plan.budget.starts:
         return Size(proposed, proposed, arms)
     wanted = Size(proposed, proposed, arms)
@@ -97,6 +106,7 @@ class Experiment:
         tools: what starts, loads and reads a server.
         interrupts: whether an end was asked for.
         show: told where the experiment is.
+        refusals: what is refused for a release of the server; empty: for the one that the plan says.
         needs_preparing: whether the caches of an arm are empty.
     """
 
@@ -109,11 +119,12 @@ class Experiment:
         tools: Tools,
         interrupts: Interrupts,
         show: Callable[[Progress], None],
+        refusals: Callable[[str], Sequence[tuple[str, str]]],
         needs_preparing: Callable[[Sequence[Intervention]], bool],
     ) -> None:
         self._plan, self._record, self._state, self._configs = plan, record, state, configs
         self._interrupts, self._show = interrupts, show
-        self._needs_preparing = needs_preparing
+        self._refusals, self._needs_preparing = refusals, needs_preparing
         self._start: ScheduledStart | None = None
         self._known: tuple[Judgement, ...] = ()
         self._one = OneStart(
@@ -128,19 +139,16 @@ class Experiment:
             KeyboardInterrupt: when an end was asked for.
             MoetuneError: when it cannot go on.
         """
-        if self._configs.take_back():
-            self._say("config files of an interrupted arm were taken back", begins=True)
         facts = self._record.facts
         if facts.done or facts.taken_back:
             return
         known = self._known_good()
         if facts.keeping is None:
             self._check_known()
-            for arm in (Arm(BASELINE), *self._tried()):
-                self._prepare(arm, 0)
+            self._prepare_all()
             self._alone()
             self._together()
-            self._record.add("keeping", interventions=helpers(self.judgements(), facts.combined or ()))
+            self._record.add("keeping", interventions=self._helpers())
         kept = [self._plan.intervention(name) for name in facts.keeping or ()]
         installs = self._configs.keep(kept, self._looked_for(), self._state, known.installs)
         self._record.add("kept", installs=installs)
@@ -189,6 +197,26 @@ class Experiment:
 
     # the parts
 
+    def _prepare_all(self) -> None:
+        """The baseline first: it shows which release it is, and with that what cannot be tried."""
+        self._refuse("")
+        if not self._tried():
+            return
+        self._prepare(Arm(BASELINE), 0)
+        seen = [one.result.facts for one in self._record.facts.starts if one.result.start.arm == BASELINE]
+        versions = [one.version for one in seen if one is not None and one.version]
+        if versions and not self._plan.server.version:
+            self._refuse(versions[0])
+        for arm in self._tried():
+            self._prepare(arm, 0)
+
+    def _refuse(self, version: str) -> None:
+        facts = self._record.facts
+        if facts.size is None:
+            for name, reason in self._refusals(version):
+                if name not in facts.refused:
+                    self._record.add("refused", intervention=name, reason=reason)
+
     def _alone(self) -> None:
         """Each intervention against the baseline."""
         for block in range(self._size().planned):
@@ -203,22 +231,35 @@ class Experiment:
         """All that helped against the baseline: separate winners may not win together."""
         facts = self._record.facts
         if facts.combined is None:
-            helping = [one for one in self.judgements() if one.verdict is Verdict.HELPS]
+            alone = judge_alone(self._plan, facts, ends=True)
+            helping = [one for one in alone if one.verdict is Verdict.HELPS]
             names, left = compatible(
                 self._plan.server, [(self._plan.intervention(one.arm), _gain(one)) for one in helping]
             )
             first = 1 + max((one.result.start.block for one in facts.starts), default=-1)
-            self._record.add("combined", interventions=names, first_block=first, left_out=left)
+            sharing = sharing_of_last(self._plan, facts)
+            planned = min(self._size().planned, proposed_blocks(self._plan.decision, sharing))
+            self._record.add(
+                "combined", interventions=names, first_block=first, planned=planned, left_out=left
+            )
         assert facts.combined is not None
         if len(facts.combined) < 2:
             return
         last = Arm(COMBINED, facts.combined)
         self._prepare(last, facts.first_combined)
-        for block in range(facts.first_combined, facts.first_combined + self._size().planned):
+        for block in range(facts.first_combined, facts.first_combined + facts.planned_combined):
             if any(one.decided and one.arm == COMBINED for one in self.judgements(block)):
                 return
             if not self._block((last,), block):
                 return
+
+    def _helpers(self) -> tuple[str, ...]:
+        """Interventions that stay: those of the last arm, when it helps; of one alone, its own arm is it."""
+        facts = self._record.facts
+        if not facts.combined or len(facts.combined) < 2:
+            return facts.combined or ()
+        last = judge_last(self._plan, facts, ends=True)
+        return facts.combined if last.verdict is Verdict.HELPS else ()
 
     def _block(self, arms: tuple[Arm, ...], block: int) -> bool:
         """Run what is missing of a block; False when the budget has no time for it."""
@@ -327,7 +368,7 @@ class Experiment:
         block, here = (0, 0) if self._start is None else (self._start.block, self._start.position)
         of_last = 1 + BASELINE_STARTS
         if facts.combined is not None:
-            blocks = facts.first_combined + planned - block if len(facts.combined) > 1 else 0
+            blocks = facts.first_combined + facts.planned_combined - block if len(facts.combined) > 1 else 0
             return max(0, of_last * blocks - here)
         open_arms = sum(not one.decided for one in self._known) if self._known else len(self._tried())
         last = of_last * planned if len(self._tried()) > 1 else 0
