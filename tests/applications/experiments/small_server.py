@@ -1,6 +1,6 @@
 """A small server with faults on order, run as a process of its own.
 
-    python small_server.py --port 8000 --fault 'ignores SIGTERM' --fault 'grandchild'
+python small_server.py --port 8000 --fault 'ignores SIGTERM' --fault 'grandchild'
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -50,9 +50,20 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def end() -> None:
+    say("orderly end")
+    os._exit(0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--print", default="")
     parser.add_argument("--log-file", default="")
@@ -64,20 +75,20 @@ def main() -> None:
     faults = frozenset(given.fault)
     Handler.faults, Handler.ready_after_s = faults, given.ready_after
     if given.print:
-        print(given.print, flush=True)
+        say(given.print)
     if given.log_file:
-        with open(given.log_file, "a") as file:
+        with Path(given.log_file).open("a") as file:
             file.write("this stands in the log file\n")
     if "dies at start" in faults:
-        print("ValueError: no such model", file=sys.stderr, flush=True)
+        sys.stderr.write("ValueError: no such model\n")
         sys.exit(7)
     if "killed for memory" in faults:
         os.kill(os.getpid(), signal.SIGKILL)
     if "ignores SIGTERM" in faults:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: (print("orderly end", flush=True), os._exit(0)))
-    server = ThreadingHTTPServer(("127.0.0.1", given.port), Handler)
+        signal.signal(signal.SIGTERM, lambda *_: end())
+    server = ThreadingHTTPServer((given.host, given.port), Handler)
     if "grandchild" in faults:
         # It leaves its parents and its session, ignores signals and keeps the port.
         server.socket.set_inheritable(True)
@@ -94,7 +105,7 @@ def main() -> None:
         threading.Thread(target=_print_without_end, daemon=True).start()
     if "child" in faults:
         subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
-    print("fired up", flush=True)
+    say("fired up")
     server.serve_forever()
 
 
@@ -107,5 +118,4 @@ def _print_without_end() -> None:
 
 
 if __name__ == "__main__":
-    assert socket
     main()

@@ -52,6 +52,7 @@ _START_S = 60.0
 """For the supervisor to be there; the server's own time comes after."""
 _STOP_EXTRA_S = 60.0
 _PORT_FREE_S = 10.0
+_SUPERVISOR_GONE_S = 5.0
 _SHORTEST_SECRET = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
@@ -268,11 +269,11 @@ class ArmServer:
             # Also when this is interrupted: the supervisor does the rest alone.
             self._supervised.close()
         record = self._order.record
+        self._supervised.wait_until_gone(_SUPERVISOR_GONE_S)
         if said is None:
-            self._supervised.wait_until_gone(1.0)
             Leftover(self._folder, record, find(record)).stop()
         elif said["left"]:
-            pids = ", ".join(f"{pid} ({command_of(int(pid), 80)})" for pid in said["left"][:8])
+            pids = ", ".join(f"{pid} ({command_of(int(pid))})" for pid in said["left"][:8])
             raise CannotStopError(
                 f"the server cannot be ended: process {pids} is left",
                 "a process inside a driver may take minutes to die; try again then",
@@ -287,8 +288,7 @@ class ArmServer:
             if time.monotonic() > deadline:
                 pids = listeners(self.port)
                 holders = (
-                    ", ".join(f"{pid} ({command_of(pid, 80)})" for pid in pids)
-                    or "somebody not seen from here"
+                    ", ".join(f"{pid} ({command_of(pid)})" for pid in pids) or "somebody not seen from here"
                 )
                 why = f" ({failed})" if failed else ""
                 raise PortKeptError(
@@ -306,7 +306,7 @@ class ArmServer:
         if holders and own and own.isdisjoint(holders):
             raise CannotStartError(
                 f"port {self.port} is answered by another server: process {holders[0]}"
-                f" ({command_of(holders[0], 80)})",
+                f" ({command_of(holders[0])})",
                 "does server.command use {port}? a server in a container needs server.stop",
             )
 
@@ -340,7 +340,7 @@ def _port(plan: ServerPlan, command: ArmCommand) -> int:
 
 def _port_taken(port: int) -> CannotStartError:
     pids = listeners(port)
-    holder = f"process {pids[0]} ({command_of(pids[0], 80)})" if pids else "somebody not seen from here"
+    holder = f"process {pids[0]} ({command_of(pids[0])})" if pids else "somebody not seen from here"
     return CannotStartError(
         f"port {port} is held by {holder}",
         "end it, or write {port} into server.command: a free one is then taken",

@@ -58,14 +58,12 @@ class Leftover:
         if record.host:
             return f"start {record.name} on {record.host} ({command}): {self.far}"
         if self.processes:
-            named = [
-                f"{process.pid} ({command_of(process.pid, 80) or '?'})" for process in self.processes[:5]
-            ]
+            named = [f"{process.pid} ({command_of(process.pid) or '?'})" for process in self.processes[:5]]
             more = f" and {len(self.processes) - 5} more" if len(self.processes) > 5 else ""
             return (
                 f"start {record.name} on port {record.port}: still runs as process {', '.join(named)}{more}"
             )
-        holders = ", ".join(f"{pid} ({command_of(pid, 80)})" for pid in listeners(record.port))
+        holders = ", ".join(f"{pid} ({command_of(pid)})" for pid in listeners(record.port))
         return (
             f"start {record.name} ({command}): its processes are gone and something listens on its port"
             f" {record.port}{': process ' + holders if holders else ''}"
@@ -195,7 +193,9 @@ def find(record: StartRecord) -> tuple[Process, ...]:
 def _same(known: ProcessId | None, table: dict[int, Process]) -> Process | None:
     """A process that was written down, if it is the same that has this id now."""
     process = table.get(known.pid) if known is not None else None
-    return process if process is not None and known is not None and process.started == known.started else None
+    if known is None or process is None or process.started != known.started or not process.runs:
+        return None
+    return process
 
 
 def _taken(port: int, seconds: float = 10.0) -> bool:

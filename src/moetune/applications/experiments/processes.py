@@ -104,7 +104,7 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def command_of(pid: int, limit: int = 160) -> str:
+def command_of(pid: int, limit: int = 120) -> str:
     """The command of a process, for people; empty when it cannot be read."""
     try:
         words = (PROC / str(pid) / "cmdline").read_bytes()[:65536].decode("utf-8", "replace").split("\0")

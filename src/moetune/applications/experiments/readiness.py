@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OK = 200
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
-_ANSWER_S = 5.0
+ANSWER_S = 5.0
 """A health check may run a request of one token."""
 
 
@@ -39,7 +39,7 @@ class Readiness:
     path: str
     log: Path
     text: str = ""
-    answer_s: float = _ANSWER_S
+    answer_s: float = field(default_factory=lambda: ANSWER_S)
     last: str = ""
     _search: TextSearch = field(init=False)
 

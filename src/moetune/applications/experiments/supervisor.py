@@ -200,6 +200,7 @@ class Supervisor:
 
     def _become(self, gate: int, failure: int, streams: tuple[int, int, int]) -> NoReturn:
         """Turn this new process into the server, once the gate opens."""
+        what = "the process"
         try:
             os.setsid()
             die_with_parent()
@@ -207,14 +208,15 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL)
             for descriptor, stream in enumerate(streams):
                 os.dup2(stream, descriptor)
+            what = self._order.folder
             # An empty answer: the supervisor is gone.
             if os.read(gate, 1):
                 if self._order.folder:
                     os.chdir(self._order.folder)
-                arguments = self._order.arguments
-                os.execvpe(arguments[0], arguments, self._environment)
+                what = self._order.arguments[0]
+                os.execvpe(what, self._order.arguments, self._environment)
         except OSError as error:
-            os.write(failure, f"{error.filename or self._order.arguments[0]}: {error.strerror}".encode())
+            os.write(failure, f"{what}: {error.strerror}".encode())
         except ValueError as error:
             os.write(failure, str(error).encode())
         os._exit(127)
