@@ -20,9 +20,11 @@ from moetune.applications.verify_answer import Entry, Verdict, Verification, Ver
 from moetune.applications.verify_devices import WrongGpuError
 from moetune.applications.verify_picks import picks_of
 from moetune.applications.verifying import verify
+from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.identity import fingerprint, identity, problem_to_json
+from moetune.domain.quantization import Dtype, Quantization
 from tests.applications.fake_machine import PROBLEM, SERVER, VLLM, FakeMachine
 
 if TYPE_CHECKING:
@@ -226,6 +228,30 @@ def test_a_call_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert len(machine.log("time")) == times, "a time that was known was taken again"
     assert len(machine.log("check")) == len(first.entries) * 2 + (len(first.entries) * 2 - 2)
     assert [entry.numerics for entry in second.entries] == [entry.numerics for entry in first.entries]
+
+
+def test_the_real_kernel_computes_wrong_numbers_with_a_k_tile_over_a_quantization_group(
+    tmp_path: Path,
+) -> None:
+    """Not a fake: moetune's kernel, in Triton's interpreter, against the reference."""
+    group = Quantization(Dtype.FP8_W8A8, block_shape=(128, 128), dynamic_activation=True)
+    problem = replace(PROBLEM, E=2, global_experts=2, topk=1, K=256, N=128, file_n=128, quantization=group)
+    names = [SERVER.file_name(problem, kernel) for kernel in ("up", "down")]
+    wrong, right = KernelConfig(16, 64, 256, 1, 4, 2), KernelConfig(16, 64, 128, 1, 4, 2)
+    paths = lay(tmp_path, {names[0]: {1: wrong}, names[1]: {1: right}})
+    machine = FakeMachine(tmp_path)
+    # A release without programmatic dependent launch, which the interpreter lacks.
+    asked = request(*paths, server_version="0.5.9", hidden=256, topk=1, max_m=1, state=tmp_path / "state")
+    command = WorkerCommand(
+        arguments=("-m", "tests.measure.cpu_backend"),
+        variables={"TRITON_INTERPRET": "1", "PYTHONPATH": machine.variables["PYTHONPATH"]},
+        answer_seconds=120,
+    )
+    found = verify(asked, {}, gpus=machine.devices(), command=command, pool=machine.pool)
+    (entry,) = found.problems[0].entries
+    assert entry.verdict is Verdict.WRONG
+    assert entry.why.startswith("up is off by 0.")
+    assert [item.passed for item in entry.numerics] == [False, True]
 
 
 def test_one_file_is_measured_as_both_kernels(tmp_path: Path) -> None:
