@@ -24,7 +24,9 @@ from moetune.applications.experiments.load_documents import (
     read_sglang,
     read_vllm,
 )
+from moetune.applications.experiments.load_errors import LoadError
 from moetune.domain.experiment_plan import LoadPlan
+from moetune.domain.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ class Generator:
         arguments: its own ones for a load and a target.
         read: its document.
         suffix: of the file that it writes.
-        length_flags: flags that change what is sent; with one of them in the plan's arguments the number
-            of tokens is no longer known beforehand.
+        owned: flags that keys of the plan set, with these keys.
+        length_flags: further flags that change what is sent; with one of them in the plan's arguments the
+            number of tokens is no longer known beforehand.
         install: how it is had, for a person who lacks it.
     """
 
@@ -62,6 +65,7 @@ class Generator:
     arguments: Callable[[LoadPlan, Target], tuple[str, ...]]
     read: Reader
     suffix: str
+    owned: Mapping[str, str]
     length_flags: frozenset[str]
     install: str
 
@@ -109,12 +113,39 @@ def command_of(load: LoadPlan, target: Target) -> tuple[str, ...]:
     return (*fill(start, values), *generator.arguments(load, target), *fill(load.arguments, values))
 
 
+def check_arguments(load: LoadPlan) -> None:
+    """Refuse arguments of a plan that set what a key of it sets: the two could say different things.
+
+    Raises:
+        LoadError: with the key to use instead.
+    """
+    for flag in _flags(load):
+        for known, key in generator_of(load).owned.items():
+            if _is(flag, known):
+                raise LoadError(
+                    f"load.arguments has {printable(flag, 60)}, which load.{key} sets",
+                    f"take it out and set {key} in [load]",
+                )
+
+
 def fixed_output_tokens(load: LoadPlan) -> int | None:
     """Tokens that all answers of a pass have together; None where that is not known beforehand."""
     if load.generator == "command":
         return None
-    flags = {argument.partition("=")[0] for argument in load.arguments}
-    return None if flags & generator_of(load).length_flags else load.requests * load.output_tokens
+    known = generator_of(load).length_flags
+    changed = any(_is(flag, one) for flag in _flags(load) for one in known)
+    return None if changed else load.requests * load.output_tokens
+
+
+def _flags(load: LoadPlan) -> list[str]:
+    """Flags among a plan's arguments, as they are written there."""
+    return [argument.partition("=")[0] for argument in load.arguments if argument.startswith("-")]
+
+
+def _is(flag: str, known: str) -> bool:
+    """Whether a flag is a known one: argparse takes its beginning too, and `_` for `-` in vLLM's."""
+    flag = flag.replace("_", "-")
+    return flag == known or (len(flag) > len("--") and flag.startswith("--") and known.startswith(flag))
 
 
 def _sglang(load: LoadPlan, target: Target) -> tuple[str, ...]:
@@ -191,15 +222,31 @@ _GUIDELLM = Generator(
     arguments=_guidellm,
     read=read_guidellm,
     suffix=".json",
-    length_flags=frozenset({"--data", "--constraint", "--profile", "-c", "--config", "--scenario"}),
-    install="`pip install guidellm`, in an environment of its own (it needs numpy 2); load.command names it,"
-    ' as in ["/opt/guidellm/bin/guidellm", "run"]; before 0.7 ["guidellm", "benchmark"]',
+    owned={"--profile": "concurrency", "--seed": "seed"},
+    length_flags=frozenset({"--data", "--constraint", "-c", "--config", "--scenario"}),
+    install="it is installed with `pip install guidellm`, in an environment of its own (it needs numpy 2);"
+    ' load.command names it, as in ["/opt/guidellm/bin/guidellm", "run"], and before release 0.7'
+    ' ["/opt/guidellm/bin/guidellm", "benchmark"]',
 )
 _GUIDELLM_BENCHMARK = replace(
     _GUIDELLM,
     arguments=_guidellm_benchmark,
-    length_flags=frozenset({"--data", "--max-requests", "--max-seconds", "--scenario", "--rate-type"}),
+    owned={
+        "--rate": "concurrency",
+        "--rate-type": "concurrency",
+        "--profile": "concurrency",
+        "--random-seed": "seed",
+        "--max-requests": "requests",
+    },
+    length_flags=frozenset({"--data", "--max-seconds", "--scenario"}),
 )
+_RANDOM_LENGTHS = {
+    "--num-prompts": "requests",
+    "--max-concurrency": "concurrency",
+    "--seed": "seed",
+    "--random-input-len": "input_tokens",
+    "--random-output-len": "output_tokens",
+}
 
 GENERATORS: Mapping[str, Generator] = {
     "sglang.bench_serving": Generator(
@@ -208,13 +255,14 @@ GENERATORS: Mapping[str, Generator] = {
         arguments=_sglang,
         read=read_sglang,
         suffix=".jsonl",
+        owned={**_RANDOM_LENGTHS, "--output-file": "result"},
         length_flags=frozenset(
             [
-                *("--dataset-name", "--dataset-path", "--random-range-ratio", "--random-output-len"),
-                *("--random-output", "--num-prompts", "--disable-ignore-eos", "--extra-request-body"),
+                *("--dataset-name", "--dataset-path", "--random-range-ratio"),
+                *("--disable-ignore-eos", "--extra-request-body"),
             ]
         ),
-        install="it comes with SGLang: name the Python of that environment in load.command, as in"
+        install="it comes with SGLang: load.command names the Python of that environment, as in"
         ' ["/opt/sglang/bin/python", "-m", "sglang.bench_serving"]',
     ),
     "vllm bench serve": Generator(
@@ -223,13 +271,23 @@ GENERATORS: Mapping[str, Generator] = {
         arguments=_vllm,
         read=read_vllm,
         suffix=".json",
+        owned={
+            **_RANDOM_LENGTHS,
+            "--input-len": "input_tokens",
+            "--output-len": "output_tokens",
+            "--result-dir": "result",
+            "--result-filename": "result",
+        },
         length_flags=frozenset(
             [
-                *("--dataset-name", "--dataset-path", "--random-range-ratio", "--random-output-len"),
-                *("--output-len", "--num-prompts", "--extra-body"),
+                "--dataset-name",
+                "--dataset-path",
+                "--random-range-ratio",
+                "--random-prefix-len",
+                "--extra-body",
             ]
         ),
-        install='it comes with vLLM: name it in load.command, as in ["/opt/vllm/bin/vllm", "bench", "serve"]',
+        install='it comes with vLLM: load.command names it, as in ["/opt/vllm/bin/vllm", "bench", "serve"]',
     ),
     "guidellm": _GUIDELLM,
     "command": Generator(
@@ -238,6 +296,7 @@ GENERATORS: Mapping[str, Generator] = {
         arguments=_none,
         read=read_mapped,
         suffix=".json",
+        owned={},
         length_flags=frozenset(),
         install="load.command names what starts it",
     ),

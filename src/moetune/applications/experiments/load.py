@@ -20,6 +20,7 @@ from pathlib import Path
 from moetune.applications.experiments.generators import (
     Generator,
     Target,
+    check_arguments,
     command_of,
     fixed_output_tokens,
     generator_of,
@@ -78,6 +79,7 @@ def run_pass(
         LoadError: with the reason why it gives no numbers.
         OutputError: when nothing can be written into the folder.
     """
+    check_arguments(load)
     generator = generator_of(load)
     result = (folder / f"{name}{generator.suffix}").absolute()
     log = folder / f"{name}.log"
@@ -123,7 +125,7 @@ def _run(
     """Run the process to its end, and end it at the limit or when it is told to."""
     mark = f"load-{os.getpid()}-{secrets.token_hex(8)}"
     environment = {**os.environ, **KEEP_ENVIRONMENT, **load.environment, MARK: mark}
-    _check_executable(generator, command, environment)
+    _check_executable(load, generator, command, environment)
     hidden = Redactor.of_command(command, environment).secrets
     try:
         written = BoundedLog(log, LOG_LIMITS, [os.fsencode(secret) for secret in hidden])
@@ -149,7 +151,10 @@ def _run(
 
 
 def _start(
-    generator: Generator, command: tuple[str, ...], environment: Mapping[str, str], folder: str
+    generator: Generator,
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    folder: str,
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
@@ -208,10 +213,17 @@ def _copy(process: subprocess.Popen[bytes], log: BoundedLog) -> None:
             log.copy(pipe.fileno())
 
 
-def _check_executable(generator: Generator, command: tuple[str, ...], environment: Mapping[str, str]) -> None:
+def _check_executable(
+    load: LoadPlan, generator: Generator, command: tuple[str, ...], environment: Mapping[str, str]
+) -> None:
     if not command or not command[0]:
         raise LoadError("the plan has no command for its load", generator.install)
-    if shutil.which(command[0], path=environment.get("PATH")) is None:
+    folder = Path(load.folder)
+    if not folder.is_dir():
+        raise LoadError(f"{printable(load.folder, 200)}, the load's folder, is no directory")
+    # A path with a slash is looked up from the folder that the process begins in.
+    program = str(folder.absolute() / command[0]) if "/" in command[0] else command[0]
+    if shutil.which(program, path=environment.get("PATH")) is None:
         raise LoadError(
             f"{printable(command[0], 200)}, which starts {_named(generator)}, is not there or cannot be run",
             generator.install,

@@ -110,10 +110,12 @@ def read_guidellm(text: bytes, load: LoadPlan) -> LoadResult:
             "leave out arguments that make it run several rates",
         )
     run = _Values(runs[0] if isinstance(runs[0], dict) else {}, what)
-    completed = run.number("metrics.request_totals.successful")
+    # 0.3 has the counts beside the metrics, later releases among them.
+    totals = "request_totals" if run.get("request_totals") is not None else "metrics.request_totals"
+    completed = run.number(f"{totals}.successful")
     # Where no request came through there are no metrics; that is told first.
     given: dict[str, float | None] = {
-        "requested": max(float(load.requests), run.number("metrics.request_totals.total")),
+        "requested": max(float(load.requests), run.number(f"{totals}.total")),
         "completed": completed,
         "duration_s": run.number("duration"),
         "input_tokens": run.number("metrics.prompt_token_count.successful.total_sum", 0.0),
