@@ -39,6 +39,7 @@ ABSENT, GIVEN = "absent", "given"
 _OFF = "false"
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MAX_JSON = 8192
+_LEVELS = ("-O0", "-O1", "-O2", "-O3")
 _CONFIG_CHANGES = frozenset({"configs"})
 
 
@@ -290,6 +291,9 @@ def _settings(book: FlagBook | None, option: Option, version: str) -> Iterable[S
     value = " ".join(option.values) if option.values else GIVEN
     if book is None:
         yield Setting(option.flag, value)
+        return
+    if book.server == "vllm" and option.flag in _LEVELS and not option.values:
+        yield Setting("--optimization-level", option.flag[-1])
         return
     name, negated = _canonical(book, _release(book, version), option.flag)
     inner = _json_object(option.values)
