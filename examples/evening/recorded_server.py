@@ -11,7 +11,7 @@ Time in it is virtual: a pass of thousands of requests is answered at once, with
 have taken. They are the same for the same recording, seed and number of the start, which is counted in a
 file beside the log.
 
-    python3 recorded_server.py --recording recordings/sglang-0.5.23.json --beside LOG -- --port 30000 ...
+    python3 recorded_server.py --recording recordings/sglang-0.5.23.json --log LOG -- --port 30000 ...
 
 What stands after `--` is the server's own command line. Faults that a recording does not plant come from
 the variable RECORDED_FAULT: see FAULTS.
@@ -496,9 +496,9 @@ class Handler(BaseHTTPRequestHandler):
 # --- start ---------------------------------------------------------------------------------------------
 
 
-def count_start(beside: Path) -> int:
+def count_start(log: Path) -> int:
     """The number of this start: a file beside the log counts, under a lock."""
-    counter = beside.parent / "recorded-starts"
+    counter = log.parent / "recorded-starts"
     descriptor = os.open(counter, os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -514,17 +514,20 @@ def main(arguments: list[str]) -> int:
     """Run until a signal."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--recording", type=Path, required=True)
-    parser.add_argument("--beside", type=Path, required=True, help="the log: starts are counted beside it")
+    parser.add_argument(
+        "--log", type=Path, required=True, help="what it prints; starts are counted beside it"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the noise")
     place = arguments.index("--") if "--" in arguments else len(arguments)
     own = parser.parse_args(arguments[:place])
     document = json.loads(own.recording.read_text())
+    sys.stdout = own.log.open("a", buffering=1)
     fault = os.environ.get("RECORDED_FAULT", "")
     if fault and fault not in FAULTS:
         parser.error(f"RECORDED_FAULT is one of: {', '.join(FAULTS)}")
     environ = dict(os.environ)
     try:
-        start = count_start(own.beside)
+        start = count_start(own.log)
         recording = Recording(document, arguments[place + 1 :], environ, start, own.seed)
         if fault == "fusion-refused":
             recording.apply(document["fusion_refused"])

@@ -115,7 +115,7 @@ def start(
     command = [
         *(sys.executable, str(EVENING / "recorded_server.py")),
         *("--recording", str(EVENING / "recordings" / f"{release}.json")),
-        *("--beside", str(log), "--seed", str(seed), "--"),
+        *("--log", str(log), "--seed", str(seed), "--"),
         *COMMANDS[server],
         *("--port", str(port)),
         *arguments,
@@ -123,8 +123,8 @@ def start(
     environ = {**os.environ, **(variables or {})}
     if configs is not None:
         environ[VARIABLE[server]] = str(configs)
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environ)
+    log.touch()
+    process = subprocess.Popen(command, env=environ)
     running = Running(process, f"http://127.0.0.1:{port}", log)
     try:
         _wait(running)

@@ -232,9 +232,9 @@ def test_proxies_of_the_machine_are_not_asked(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece comes in time, and there are enough pieces for a day."""
+    """Each piece comes in time, all of them do not."""
     monkeypatch.setattr(endpoint, "MAX_ANSWER_BYTES", 8 << 20)
-    with answering({"/metrics": (200, b"x" * 64 * 100_000)}, delay_s=0.05) as (url, _):
+    with answering({"/metrics": (200, b"x" * 64 * 100)}, delay_s=0.05) as (url, _):
         assert ask(url, "/metrics", limit_s=0.5) is None
 
 
@@ -285,6 +285,18 @@ def test_addresses_seeds_and_secrets_are_left_out(tmp_path: Path) -> None:
     text = json.dumps(to_json(facts))
     for secret in (planted, "other-secret", "hf_planted", "password9"):
         assert secret not in text
+
+
+def test_arguments_come_out_without_control_characters(tmp_path: Path) -> None:
+    log = log_of(tmp_path, "server_args={'model_path': 'a\x07\u202eb\x9b2Jc', 'x\x07': 1, 'tp_size': 4}\n")
+    facts = read_facts("sglang", log, None)
+    text = json.dumps(to_json(facts), ensure_ascii=False)
+    assert facts.arguments["tp_size"] == "4"
+    assert not [c for c in text if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"]
+    answer = json.dumps({"model_path": "a\x07\u202eb", "x\x1b[2J": 1}).encode()
+    with answering({"/server_info": (200, answer)}) as (url, _):
+        text = json.dumps(to_json(read_facts("sglang", log, url)), ensure_ascii=False)
+    assert not [c for c in text if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"]
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -278,10 +278,10 @@ def test_recorded_server_needs_nothing_but_python(release: str, tmp_path: Path) 
     server = release.partition("-")[0]
     command = [
         *(sys.executable, "-I", "-S", str(EVENING / "recorded_server.py")),
-        *("--recording", str(EVENING / "recordings" / f"{release}.json"), "--beside", str(tmp_path / "log")),
+        *("--recording", str(EVENING / "recordings" / f"{release}.json"), "--log", str(tmp_path / "log")),
         *("--", *COMMANDS[server], "--no-such-flag"),
     ]
     ran = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env={}, check=False)
     assert ran.returncode == 2
-    assert b"--no-such-flag" in ran.stdout
-    assert ran.stderr == b""
+    assert "--no-such-flag" in (tmp_path / "log").read_text()
+    assert ran.stdout == ran.stderr == b""

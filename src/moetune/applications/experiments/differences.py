@@ -107,7 +107,8 @@ def _by_file(configs: Sequence[ConfigRead]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for config in configs:
         name = config.file or "files"
-        found.setdefault(name, set()).add(f"{config.outcome} {config.path}".strip())
+        folder = config.path.rpartition("/")[0]
+        found.setdefault(name, set()).add(f"{config.outcome} in {folder}" if folder else config.outcome)
     return {name: ", ".join(sorted(outcomes)) for name, outcomes in found.items()}
 
 
