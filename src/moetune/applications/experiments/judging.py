@@ -10,7 +10,7 @@ from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.flag_rules import declared_of, proof_rules
 from moetune.applications.experiments.known_good import touches_files
 from moetune.applications.experiments.validity import check_arm
-from moetune.domain.decision import arms_of_last, judge
+from moetune.domain.decision import judge
 from moetune.domain.errors import InputError
 from moetune.domain.experiment import Arm, Ending, Judgement, Proof, Validity, Verdict
 from moetune.domain.experiment_plan import BASELINE, COMBINED
@@ -122,54 +122,54 @@ def _failures(of: ArmStarts) -> tuple[str, ...]:
     return (f"{of_all}, the last one: {last.ending.value}: {last.reason}",)
 
 
-def judgements_of(plan: Plan, facts: Facts, before: int | None = None) -> tuple[Judgement, ...]:
-    """What is known of each arm, in the order of the plan; the last arm last.
+class Judge:
+    """Says what is known of arms. What did not change since it was last asked is not worked out again.
 
     Args:
         plan: the experiment.
-        facts: what its record says.
-        before: look at the starts of earlier blocks only; None: at all.
+        facts: what its record says, which only grows.
     """
-    alone = judge_alone(plan, facts, before, ends=facts.combined is not None)
-    if facts.combined is None or len(facts.combined) < 2:
-        return alone
-    return (*alone, judge_last(plan, facts, before, ends=facts.keeping is not None))
 
+    def __init__(self, plan: Plan, facts: Facts) -> None:
+        self._plan, self._facts = plan, facts
+        self._known: dict[tuple[object, ...], Judgement] = {}
 
-def judge_alone(plan: Plan, facts: Facts, before: int | None = None, *, ends: bool) -> tuple[Judgement, ...]:
-    """What is known of each intervention alone; `ends`: no start of one comes any more."""
-    planned = facts.size["planned"] if facts.size is not None else 1
-    tried = sum(one.name not in facts.refused for one in plan.interventions)
-    return tuple(
-        judge_arm(
-            plan,
-            starts_of(Arm(one.name, (one.name,)), facts, before),
-            arms=tried,
-            planned_blocks=planned,
-            ends=ends,
-            refused=facts.refused.get(one.name, ""),
-        )
-        for one in plan.interventions
-    )
+    def all(self, before: int | None = None) -> tuple[Judgement, ...]:
+        """Each arm, in the order of the plan; the last arm last.
 
+        Args:
+            before: look at the starts of earlier blocks only; None: at all.
+        """
+        facts = self._facts
+        alone = self.alone(before, ends=facts.combined is not None)
+        if facts.combined is None or len(facts.combined) < 2:
+            return alone
+        return (*alone, self.last(before, ends=facts.keeping is not None))
 
-def judge_last(plan: Plan, facts: Facts, before: int | None = None, *, ends: bool) -> Judgement:
-    """What is known of all that helped, together; `ends`: no start of it comes any more."""
-    arm = Arm(COMBINED, facts.combined or ())
-    return judge_arm(
-        plan,
-        starts_of(arm, facts, before),
-        arms=sharing_of_last(plan, facts),
-        planned_blocks=facts.planned_combined,
-        ends=ends,
-    )
+    def alone(self, before: int | None = None, *, ends: bool) -> tuple[Judgement, ...]:
+        """Each intervention alone; `ends`: no start of one comes any more."""
+        facts = self._facts
+        planned = facts.size["planned"] if facts.size is not None else 1
+        arms = [Arm(one.name, (one.name,)) for one in self._plan.interventions]
+        tried = sum(arm.name not in facts.refused for arm in arms)
+        return tuple(self._judge(starts_of(arm, facts, before), tried, planned, ends) for arm in arms)
 
+    def last(self, before: int | None = None, *, ends: bool) -> Judgement:
+        """All that helped, together; `ends`: no start of it comes any more."""
+        facts = self._facts
+        of = starts_of(Arm(COMBINED, facts.combined or ()), facts, before)
+        return self._judge(of, facts.sharing_combined, facts.planned_combined, ends)
 
-def sharing_of_last(plan: Plan, facts: Facts) -> int:
-    """By how many arms alpha is divided for the last arm."""
-    tried = sum(one.name not in facts.refused for one in plan.interventions)
-    helped = sum(one.verdict is Verdict.HELPS for one in judge_alone(plan, facts, ends=True))
-    return arms_of_last(tried, helped)
+    def _judge(self, of: ArmStarts, arms: int, planned: int, ends: bool) -> Judgement:
+        refused = self._facts.refused.get(of.arm.name, "")
+        # Starts only come to the end of the record: as many are the same ones.
+        counts = (len(of.starts), len(of.baseline), len(of.prepared), len(of.baseline_prepared))
+        key = (of.arm, *counts, arms, planned, ends, refused)
+        if key not in self._known:
+            self._known[key] = judge_arm(
+                self._plan, of, arms=arms, planned_blocks=planned, ends=ends, refused=refused
+            )
+        return self._known[key]
 
 
 def starts_of(arm: Arm, facts: Facts, before: int | None = None) -> ArmStarts:

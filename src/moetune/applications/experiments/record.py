@@ -70,6 +70,7 @@ class Facts:
         left_out: why interventions that help alone are not in it.
         first_combined: its first block.
         planned_combined: its blocks.
+        sharing_combined: by how many arms alpha is divided for it.
         keeping: what is to stay in place, None before that is known.
         kept: ids of its installs.
         done: the experiment is over.
@@ -88,6 +89,7 @@ class Facts:
     left_out: tuple[str, ...] = ()
     first_combined: int = 0
     planned_combined: int = 0
+    sharing_combined: int = 1
     keeping: tuple[str, ...] | None = None
     kept: tuple[str, ...] = ()
     done: bool = False
@@ -139,6 +141,7 @@ def _read_combined(facts: Facts, line: Mapping[str, Any]) -> None:
     facts.left_out = tuple(map(str, line["left_out"]))
     facts.first_combined = int(line["first_block"])
     facts.planned_combined = int(line["planned"])
+    facts.sharing_combined = int(line["sharing"])
 
 
 def _read_keeping(facts: Facts, line: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moetune import __version__
-from moetune.applications.experiments.judging import judgements_of
+from moetune.applications.experiments.judging import Judge
 from moetune.applications.experiments.pasting import pasteable
 from moetune.applications.experiments.redaction import redacted_plan
 from moetune.domain.codec import to_json
@@ -132,7 +132,7 @@ def report_of(plan: Plan, name: str, folder: Path, facts: Facts) -> Report:
         id=name,
         folder=folder,
         plan=plain,
-        judgements=judgements_of(plain, facts),
+        judgements=Judge(plain, facts).all(),
         left_out=facts.left_out,
         kept=facts.keeping or (),
         installs=facts.kept,

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.experiments.flag_rules import proof_texts
 from moetune.applications.experiments.judging import (
+    Judge,
     compatible,
-    judge_alone,
-    judge_last,
-    judgements_of,
-    sharing_of_last,
     starts_of,
 )
 from moetune.applications.experiments.known_good import ConfigArms, KnownGood
@@ -26,7 +23,7 @@ from moetune.applications.experiments.one_start import OneStart, StartOrder, Too
 from moetune.applications.experiments.progress import Progress, duration_of, spoken
 from moetune.applications.experiments.record import Finished, Record
 from moetune.domain.codec import from_json, to_json
-from moetune.domain.decision import proposed_blocks
+from moetune.domain.decision import arms_of_last, proposed_blocks
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.experiment import HIGHER_IS_BETTER, Arm, Ending, Judgement, ScheduledStart, Verdict
 from moetune.domain.experiment_plan import BASELINE, COMBINED
@@ -124,6 +121,7 @@ class Experiment:
     ) -> None:
         self._plan, self._record, self._state, self._configs = plan, record, state, configs
         self._interrupts, self._show = interrupts, show
+        self._judge = Judge(plan, record.facts)
         self._refusals, self._needs_preparing = refusals, needs_preparing
         self._start: ScheduledStart | None = None
         self._known: tuple[Judgement, ...] = ()
@@ -158,7 +156,7 @@ class Experiment:
 
     def judgements(self, before: int | None = None) -> tuple[Judgement, ...]:
         """What is known of each arm, in the order of the plan; the last arm last."""
-        return judgements_of(self._plan, self._record.facts, before)
+        return self._judge.all(before)
 
     def _known_good(self) -> KnownGood:
         facts = self._record.facts
@@ -231,16 +229,21 @@ class Experiment:
         """All that helped against the baseline: separate winners may not win together."""
         facts = self._record.facts
         if facts.combined is None:
-            alone = judge_alone(self._plan, facts, ends=True)
+            alone = self._judge.alone(ends=True)
             helping = [one for one in alone if one.verdict is Verdict.HELPS]
             names, left = compatible(
                 self._plan.server, [(self._plan.intervention(one.arm), _gain(one)) for one in helping]
             )
             first = 1 + max((one.result.start.block for one in facts.starts), default=-1)
-            sharing = sharing_of_last(self._plan, facts)
+            sharing = max(1, arms_of_last(len(self._tried()), len(helping)))
             planned = min(self._size().planned, proposed_blocks(self._plan.decision, sharing))
             self._record.add(
-                "combined", interventions=names, first_block=first, planned=planned, left_out=left
+                "combined",
+                interventions=names,
+                first_block=first,
+                planned=planned,
+                sharing=sharing,
+                left_out=left,
             )
         assert facts.combined is not None
         if len(facts.combined) < 2:
@@ -258,7 +261,7 @@ class Experiment:
         facts = self._record.facts
         if not facts.combined or len(facts.combined) < 2:
             return facts.combined or ()
-        last = judge_last(self._plan, facts, ends=True)
+        last = self._judge.last(ends=True)
         return facts.combined if last.verdict is Verdict.HELPS else ()
 
     def _block(self, arms: tuple[Arm, ...], block: int) -> bool:
