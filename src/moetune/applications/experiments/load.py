@@ -247,12 +247,10 @@ def _read(path: Path, generator: Generator, log: Path) -> bytes:
             f" ({error.strerror}){_last_words(log)}",
             _see(log),
         ) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise LoadResultError(f"{_named(generator)} wrote no plain file: {printable(str(path))}", _see(log))
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise LoadResultError(
-                f"{_named(generator)} wrote no plain file: {printable(str(path))}", _see(log)
-            )
         text = file.read(MAX_RESULT_BYTES + 1)
     if len(text) > MAX_RESULT_BYTES:
         raise LoadResultError(
