@@ -23,6 +23,7 @@ from moetune.applications.verifying import verify
 from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.gpu import find_gpu
 from moetune.domain.identity import fingerprint, identity, problem_to_json
 from moetune.domain.quantization import Dtype, Quantization
 from tests.applications.fake_machine import PROBLEM, SERVER, VLLM, FakeMachine
@@ -169,6 +170,7 @@ def test_an_entry_slower_than_the_default_is_no_and_the_default_itself_is_the_sa
     assert found.is_no
     assert [entries[m].verdict for m in MS] == [Verdict.SAME, Verdict.SLOWER, Verdict.FASTER]
     assert (entries[64].ratio or 0) > 1.2
+    assert not entries[64].why, "slower as it is, not only under a skewed routing"
     assert "the default's own config" in entries[1].why
     assert entries[1].default_us is not None
 
@@ -211,6 +213,7 @@ def test_what_was_measured_is_in_the_journal_and_a_second_call_touches_no_gpu(tm
     assert one.gpu.measured > 0
     assert other.gpu.measured == 0
     assert other.gpu.facts == one.gpu.facts
+    assert "verify" in Path(one.gpu.journal).parts, "what a tuning run wrote down is no proof"
     # Another seed measures anew.
     assert measure(machine, *paths, seed=1).problems[0].gpu.measured > 0
 
@@ -381,6 +384,17 @@ def test_another_gpu_is_refused_naming_both(tmp_path: Path) -> None:
         measure(machine, *paths, gpus=both, devices=(0,))
     with pytest.raises(InputError, match="has 2 GPUs"):
         measure(machine, *paths, gpus=both, devices=(2,))
+
+
+def test_of_files_for_several_gpus_those_of_this_one_are_measured(tmp_path: Path) -> None:
+    other = SERVER.file_name(replace(PROBLEM, gpu=find_gpu("NVIDIA L40S")), "up")
+    paths = lay(tmp_path, {UP: GOOD_UP, other: GOOD_UP})
+    found = measure(FakeMachine(tmp_path), *paths)
+    reasons = {one.looked.files[0].path: one.gpu.reason for one in found.problems}
+    assert reasons[str(paths[0])] == ""
+    assert "for NVIDIA L40S, and this GPU is NVIDIA H200" in reasons[str(paths[1])]
+    with pytest.raises(WrongGpuError, match="NVIDIA L40S"):
+        measure(FakeMachine(tmp_path), paths[1])
 
 
 def test_a_gpu_in_use_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
@@ -562,6 +576,7 @@ def test_what_the_loader_dies_of_is_no(text: str, tmp_path: Path) -> None:
     (one,) = measure(machine, path).problems
     assert one.is_no
     assert one.looked.files[0].unreadable
+    assert one.looked.files[0].is_no
     assert not one.looked.picks
     assert not machine.log("open")
 

@@ -87,8 +87,7 @@ def _of_kind(request: VerifyRequest, looked: Looked, here: Sequence[Device]) -> 
     if wrong:
         named = ", ".join(dict.fromkeys(wrong))
         raise WrongGpuError(
-            f"the file is for {looked.problem.gpu.torch_name}, and this GPU is {named}: its times would say "
-            "nothing",
+            f"the file is for {looked.problem.gpu.torch_name}, and this GPU is {named}",
             "run it on that GPU, or add --lookup-only for what needs none",
         )
     return tuple(chosen)

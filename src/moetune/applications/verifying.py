@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.install_target import read_sources
 from moetune.applications.verify_answer import Entry, GpuPart, Verification, Verified, VerifyRequest
-from moetune.applications.verify_devices import gpus_for
+from moetune.applications.verify_devices import WrongGpuError, gpus_for
 from moetune.applications.verify_gpu import measure
 from moetune.applications.verify_lookup import look_up, pairs_of
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from moetune.applications.compiling import CompilePool
     from moetune.applications.nvml import Device
     from moetune.applications.tuning_measured import Live
+    from moetune.applications.verify_answer import Looked
     from moetune.applications.worker_pool import WorkerCommand
     from moetune.domain.model import ExpertLayer
 
@@ -50,9 +51,8 @@ def verify(
     environ = os.environ if environ is None else environ
     layer = _layer(request)
     looks = [look_up(request, pair, environ, layer) for pair in pairs_of(read_sources(request.paths))]
-    chosen = [(looked, gpus_for(request, looked, gpus)) for looked in looks]
     answers = []
-    for looked, devices in chosen:
+    for looked, devices in zip(looks, _chosen(request, looks, gpus), strict=True):
         if isinstance(devices, str):
             entries = tuple(Entry(pick, why=devices) for pick in looked.picks)
             answers.append(Verified(looked, GpuPart(reason=devices), entries))
@@ -60,6 +60,33 @@ def verify(
         part, entries = measure(request, looked, devices, environ, command=command, pool=pool, live=live)
         answers.append(Verified(looked, part, entries))
     return Verification(tuple(answers))
+
+
+def _chosen(
+    request: VerifyRequest, looks: Sequence[Looked], gpus: Sequence[Device] | None
+) -> list[tuple[Device, ...] | str]:
+    """For each pair of files its GPUs, or why it is not measured.
+
+    Files of another GPU are passed over where a directory holds some of this one too.
+
+    Raises:
+        WrongGpuError: when the GPUs here are those of none of the files.
+        GpuBusyError: when something else computes on them.
+    """
+    found = [_gpus_or_refusal(request, looked, gpus) for looked in looks]
+    refusal = next((one for one in found if isinstance(one, WrongGpuError)), None)
+    if refusal is not None and not any(isinstance(one, tuple) for one in found):
+        raise refusal
+    return [one.message if isinstance(one, WrongGpuError) else one for one in found]
+
+
+def _gpus_or_refusal(
+    request: VerifyRequest, looked: Looked, gpus: Sequence[Device] | None
+) -> tuple[Device, ...] | str | WrongGpuError:
+    try:
+        return gpus_for(request, looked, gpus)
+    except WrongGpuError as error:
+        return error
 
 
 def _layer(request: VerifyRequest) -> ExpertLayer | None:
