@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from moetune.applications.nvml import detect_gpus
 from moetune.applications.provenance import SCHEMA, SUFFIX, text_sha256
-from moetune.applications.tuning_measured import GpuBusyError
+from moetune.applications.tuning_loop import EFFORTS
+from moetune.applications.tuning_measured import GpuBusyError, MeasureRequest, tune_measured
 from moetune.applications.verify_answer import Entry, Verdict, Verification, Verified, VerifyRequest
 from moetune.applications.verify_devices import WrongGpuError
 from moetune.applications.verify_picks import picks_of
@@ -482,6 +483,33 @@ def test_the_provenance_beside_a_file_tells_its_problem_and_its_release(tmp_path
     assert "changed since" in changed.looked.files[0].note
     provenance(up, replace(PROBLEM, K=-1))
     assert not look(up, **told).looked.complete
+
+
+def test_what_tune_wrote_is_verified_with_nothing_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = replace(EFFORTS["quick"], rounds=(2, 2), limit=12, layer_rounds=5, budget_seconds=None)
+    monkeypatch.setattr("moetune.applications.tuning_measured.EFFORTS", {**EFFORTS, "quick": quick})
+    machine = FakeMachine(tmp_path)
+    asked = MeasureRequest(
+        "Qwen/Qwen3.5-122B-A10B",
+        tp=4,
+        server="sglang",
+        m="1,64,2048",
+        max_m=2048,
+        offline=True,
+        out=tmp_path / "out",
+        state=tmp_path / "state",
+    )
+    tuned = tune_measured(asked, {}, gpus=machine.devices(), command=machine.command, pool=machine.pool)
+    assert tuned.gains
+    nothing: dict[str, Any] = {"hidden": None, "topk": None, "server": None}
+    nothing |= {"server_version": None, "triton_version": None}
+    (one,) = measure(machine, tmp_path / "out", **nothing).problems
+    assert one.answer == "yes"
+    assert one.looked.known_from == "the provenance beside it"
+    assert {entry.verdict for entry in one.entries} <= {Verdict.FASTER, Verdict.SAME}
+    assert Verdict.FASTER in {entry.verdict for entry in one.entries}
 
 
 # the lookup
