@@ -24,7 +24,8 @@ from moetune.domain.identity import problem_to_json
 from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.measure.alignment import padded_length
-from moetune.measure.layer import padded_length_like
+from moetune.measure import timing
+from moetune.measure.layer import GpuBackend, padded_length_like
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
@@ -125,3 +126,25 @@ def test_a_padded_length_is_of_the_class_that_was_compiled_and_long_enough(
     assert (length % 16 == 0) is divisible
     assert length % 4 == 0
     assert padded_length(slots, experts, block_size_m) <= length <= slots * block_size_m + 600 * block_size_m
+
+
+def test_a_long_hopeless_launch_is_seen_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {1: 300.0, 2: 260.0}
+    asked: list[int] = []
+
+    def direct_us(_: object, number: int) -> float:
+        asked.append(number)
+        return times[number]
+
+    monkeypatch.setattr(timing, "direct_us", direct_us)
+    seen = GpuBackend._looked_at(lambda _: None, 4, 200.0)
+    assert seen is not None
+    assert (seen.hopeless, seen.median_us, seen.count) == (True, 260.0, 2)
+    # One launch under the bar: it has to be sampled.
+    times[2] = 190.0
+    assert GpuBackend._looked_at(lambda _: None, 4, 200.0) is None
+    # A short launch cannot be told from what the host takes, and without a bar nothing is hopeless.
+    asked.clear()
+    assert GpuBackend._looked_at(lambda _: None, 4, 40.0) is None
+    assert GpuBackend._looked_at(lambda _: None, 4, 0.0) is None
+    assert not asked

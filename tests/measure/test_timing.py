@@ -37,12 +37,17 @@ def test_steady_samples_are_few_and_shaky_ones_many() -> None:
     assert sample(shaky, 1, least=5, most=15).count == 15
 
 
-def test_a_hopeless_candidate_costs_two_replays() -> None:
+def test_one_long_sample_condemns_nobody() -> None:
+    # The first replay is not counted; the host was held up during the second.
+    assert not sample(Scripted(100.0, 900.0, 100.0), 1, give_up_us=200.0).hopeless
+
+
+def test_a_hopeless_candidate_costs_three_replays() -> None:
     graph = Scripted(500.0)
     found = sample(graph, 1, give_up_us=200.0)
     assert found.hopeless
     assert found.median_us == 500.0
-    assert graph.replays == 2
+    assert graph.replays == 3
 
 
 def test_a_candidate_under_the_bar_is_sampled_to_the_end() -> None:
@@ -86,3 +91,12 @@ def test_rounds_are_interleaved_and_none_always_follows_the_same_other() -> None
     rounds = ["".join(order[at : at + 3]) for at in range(3, len(order), 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
     assert len(set(rounds)) == 6
+
+
+def test_a_candidate_that_cannot_win_takes_three_samples() -> None:
+    graph = Scripted(150.0, 150.0, 153.0, 147.0)
+    found = sample(graph, 1, give_up_us=200.0, clear_us=120.0)
+    assert (found.count, found.hopeless, found.median_us) == (3, False, 150.0)
+    assert found.spread == pytest.approx(0.02)
+    # One sample below the bar: it may win yet.
+    assert sample(Scripted(150.0, 150.0, 119.0, 150.0), 1, clear_us=120.0).count >= 5

@@ -60,7 +60,9 @@ _CLOSING = 10
 DRIFT = 0.02
 """Change of the anchor above which the measurements since the last one are repeated."""
 HOPELESS = 1.3
-"""Times the best at that m, above which a first sample is enough."""
+"""Times the best at that m, above which two samples are enough."""
+CLEAR = 1.06
+"""Times the best at that m, above which a few samples are enough."""
 
 
 _Command = TypeVar("_Command", WorkerCommand, CompilePool)
@@ -229,6 +231,7 @@ class Laboratory:
 
     def want(self, targets: Iterable[Target], priority: int = 0) -> None:
         """Ask for measurements; what is known already is not asked for again."""
+        tasks: dict[CompileTask, None] = {}
         for target in targets:
             if target in self.times or target in self._pending or self.sealed:
                 continue
@@ -244,7 +247,9 @@ class Laboratory:
                 self._ready.setdefault((target.kernel, target.m), []).append(target)
                 continue
             self._compiling.setdefault(task, set()).add(target)
-            self._equipment().submit([task], priority)
+            tasks[task] = None
+        if tasks:
+            self._equipment().submit(tasks, priority)
 
     def use_anchor(self, target: Target) -> None:
         """Name the config that is measured again and again, to see whether the GPU's clock drifts."""
@@ -577,7 +582,9 @@ class Laboratory:
     def _time_task(self, target: Target) -> TimeTask:
         best = self._best.get((target.kernel, target.m))
         task = self._tasks[target]
-        return TimeTask(task, target.m, give_up_us=HOPELESS * best if best else 0.0)
+        if best is None:
+            return TimeTask(task, target.m)
+        return TimeTask(task, target.m, give_up_us=HOPELESS * best, clear_us=CLEAR * best)
 
     def _equipment(self) -> CompileService:
         """Start what measures and what compiles, when it is needed for the first time."""

@@ -97,7 +97,8 @@ class TimeTask:
     Attributes:
         task: the binary.
         m: tokens.
-        give_up_us: a first sample above it is the last one: the candidate is hopeless. 0: never.
+        give_up_us: after two samples above it no more are taken: the candidate is hopeless. 0: never.
+        clear_us: a few samples that are all above it are enough: the candidate cannot win. 0: never.
         tolerance: relative half-width of the interval of the median at which no more samples are taken.
         least_samples: at least so many.
         most_samples: at most so many.
@@ -109,6 +110,7 @@ class TimeTask:
     tolerance: float = 0.005
     least_samples: int = 5
     most_samples: int = 15
+    clear_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Timed:
         copies: copies of the weights among which they rotate.
         reuse_bytes: least bytes of weights that are touched between two uses of the same weights.
         l2_bytes: of the GPU; the least reuse is at least three times that, or nothing is timed.
-        hopeless: it was given up after the first sample.
+        hopeless: it was given up after two samples, or two launches without a graph where one is long.
         compilations: kernels that this worker had to compile itself since it was started.
     """
 
@@ -219,7 +221,7 @@ class PeakTask:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Measured rates of the GPU: a large product of matrices, and a large copy (read and written bytes)."""
+    """Measured rates of the GPU: a large product of matrices, and the faster of reading and copying a lot."""
 
     tflops: float
     gbps: float

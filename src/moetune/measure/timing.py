@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 _Z95 = 1.96
+_FEW = 3
+"""Samples that tell who cannot win."""
 
 
 class Graph(Protocol):
@@ -30,7 +32,7 @@ class Sampled:
         median_us: their median.
         spread: relative half-width of the 95% interval of the median.
         count: how many.
-        hopeless: given up after the first.
+        hopeless: given up after two.
     """
 
     median_us: float
@@ -60,6 +62,7 @@ def sample(
     launches: int,
     *,
     give_up_us: float = 0.0,
+    clear_us: float = 0.0,
     tolerance: float = 0.005,
     least: int = 5,
     most: int = 15,
@@ -69,7 +72,8 @@ def sample(
     Args:
         graph: what to replay; the first replay is not counted.
         launches: in it.
-        give_up_us: a first sample above it is enough to know that the candidate is hopeless; 0: never.
+        give_up_us: two samples above it are enough to know that the candidate is hopeless; 0: never.
+        clear_us: a few samples above it are enough to know that the candidate cannot win; 0: never.
         tolerance: spread at which no more samples are taken.
         least: samples at least.
         most: samples at most.
@@ -77,8 +81,14 @@ def sample(
     graph.sample_us(1)
     samples = [value / launches for value in graph.sample_us(1)]
     if give_up_us and samples[0] > give_up_us:
-        return Sampled(samples[0], 0.0, 1, hopeless=True)
-    samples += [value / launches for value in graph.sample_us(max(least - 1, 1))]
+        # Once more: a host that was held up makes one sample long, and hardly two.
+        samples += [value / launches for value in graph.sample_us(1)]
+        if min(samples) > give_up_us:
+            return Sampled(min(samples), median_spread(samples), 2, hopeless=True)
+    samples += [value / launches for value in graph.sample_us(_FEW - len(samples))]
+    if clear_us and min(samples) > clear_us:
+        return Sampled(statistics.median(samples), median_spread(samples), len(samples))
+    samples += [value / launches for value in graph.sample_us(max(least - _FEW, 0))]
     while (spread := median_spread(samples)) > tolerance and len(samples) < most:
         samples += [value / launches for value in graph.sample_us(min(2, most - len(samples)))]
     return Sampled(statistics.median(samples), spread, len(samples))
@@ -123,18 +133,17 @@ def capture(launch: Callable[[int], None], count: int) -> Graph:
 _HEAD_START_CYCLES = 60_000
 """Some 30 us that the GPU spins while the host hands the graph over, so that no gap is timed."""
 _LAUNCH_CYCLES = 300_000
-"""Some 150 us while the host launches kernels one by one."""
+"""Some 150 us while the host launches a kernel without a graph."""
 
 
-def direct_us(launch: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """How long some launches take together, without a graph; exact to some microseconds."""
+def direct_us(launch: Callable[[int], None], number: int) -> float:
+    """How long a launch takes without a graph; exact to a few microseconds."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(_LAUNCH_CYCLES)
     start.record()
-    for number in numbers:
-        launch(number)
+    launch(number)
     end.record()
     torch.cuda.synchronize()
     return 1000.0 * float(start.elapsed_time(end))
