@@ -486,7 +486,8 @@ def test_a_deprecated_flag_is_a_warning_with_what_stands_for_it() -> None:
 def test_a_command_of_sglang_is_read() -> None:
     command = (
         "python -m sglang.launch_server --model-path org/model --tp=8 --ep-size 8 --port 31000 "
-        "--host 0.0.0.0 --moe-runner-backend triton --enable-deterministic-inference --chunked_prefill_size 4096"
+        "--host 0.0.0.0 --moe-runner-backend triton --enable-deterministic-inference "
+        "--chunked_prefill_size 4096"
     )
     facts = read_command("sglang", command.split(), {"SGLANG_USE_AITER": "1", "GONE": ""}, "0.5.23")
     assert facts.model == "org/model"

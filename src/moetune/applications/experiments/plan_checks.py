@@ -74,7 +74,7 @@ def command_facts(server: ServerPlan, interventions: Sequence[Intervention] = ()
     Raises:
         InputError: for interventions that do not fit the command.
     """
-    command = arm_command(server, interventions)
+    command = arm_command(server, [replace(one, configs=(), without_configs=False) for one in interventions])
     facts = read_command(server.name, command.arguments, command.environment, server.version)
     split = replace(facts.parallelism, tp=server.tp) if server.tp else facts.parallelism
     return replace(facts, model=server.model or facts.model, parallelism=split)

@@ -294,10 +294,10 @@ class _Reader:
         elif not bounds.least <= value <= bounds.greatest or (
             bounds.least_excluded and value == bounds.least
         ):
-            over = "over" if bounds.least_excluded else "from"
-            self._fault(
-                place, f"is {value:.12g}, and has to be {over} {bounds.least:g} to {bounds.greatest:.12g}"
+            least = (
+                f"over {bounds.least:g} and at most" if bounds.least_excluded else f"from {bounds.least:g} to"
             )
+            self._fault(place, f"is {value:.12g}, and has to be {least} {bounds.greatest:.12g}")
 
     def _text(self, field: Field, value: str, place: Place) -> None:
         bounds = field.bounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.plan_lines import Place
@@ -181,7 +181,8 @@ def _effect(server: ServerPlan, one: Intervention) -> tuple[object, ...]:
     Raises:
         InputError: for an intervention that does not fit the command.
     """
-    command = arm_command(server, (one,))
+    # The files are compared by their paths: reading what a plan names is for later.
+    command = arm_command(server, (replace(one, configs=(), without_configs=False),))
     return (
         frozenset(options_of(command.arguments)),
         frozenset(last_values(command.arguments).items()),
