@@ -23,8 +23,8 @@ from moetune.domain.gpu import find_gpu
 from moetune.domain.identity import problem_to_json
 from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
-from moetune.measure.alignment import padded_length
 from moetune.measure import timing
+from moetune.measure.alignment import padded_length
 from moetune.measure.layer import GpuBackend, padded_length_like
 from moetune.servers.registry import open_server
 
