@@ -26,7 +26,7 @@ from moetune.applications.trace import read_trace
 _LAYERS, _STEPS = 8, 12
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def fused_moe_kernel(x_ptr, y_ptr, rounds, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Takes as long as it is told to."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -36,7 +36,7 @@ def fused_moe_kernel(x_ptr, y_ptr, rounds, BLOCK: tl.constexpr):  # type: ignore
     tl.store(y_ptr + offsets, value)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def act_and_mul_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """A kernel between the two."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
