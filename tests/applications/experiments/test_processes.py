@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_a_server_that_prints_without_end_fills_no_disk(tmp_path: Path) -> None:
     (note,) = [line for line in text.splitlines() if "left out" in line]
     lines = [int(line.split()[1]) for line in text.splitlines() if line.startswith("line ")]
     assert lines == sorted(lines)
-    gaps = [index for index, (a, b) in enumerate(zip(lines, lines[1:], strict=False)) if b != a + 1]
+    gaps = [a for a, b in pairwise(lines) if b != a + 1]
     assert len(gaps) == 1, "the head and the tail are whole"
     assert int(note.split()[1]) > 100_000
 
@@ -368,10 +369,10 @@ def test_gpu_memory_that_stays_is_told(tmp_path: Path) -> None:
     room = GpuRoom.take((), lambda: answers[0] if len(answers) == 1 else answers.pop(0))
     room.wait_until_freed()
     assert len(answers) == 1, "it waits until the driver has given it back"
-    server = begin(
-        plan_of(), tmp_path, machine=Machine(detect=lambda: gpus(used=answers.count(1) << 30), freed_s=0)
-    )
-    answers += [1] * 40
+    used = [0]
+    machine = Machine(detect=lambda: gpus(used=used[0] << 30), freed_s=0)
+    server = begin(plan_of(), tmp_path, machine=machine)
+    used[0] = 40
     with pytest.raises(CannotStopError, match=r"GPU 0 \(NVIDIA H200\): 40.0 GiB more than before the start"):
         server.stop()
 

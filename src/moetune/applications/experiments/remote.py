@@ -103,7 +103,7 @@ def far_order(order: Order, plan: ServerPlan, variables: Mapping[str, str], cach
         folder="",
         stop=(),
         logs=(),
-        script=framed(server_script(far, nonce, order.record.mark)),
+        script=framed(server_script(far, nonce, far_mark(order.record.mark))),
         nonce=nonce,
     )
 
@@ -148,6 +148,11 @@ def call(host: str, script: str, nonce: str, limit_s: float = _CALL_S) -> list[t
 
 def _nonce() -> str:
     return "moetune-" + secrets.token_hex(16)
+
+
+def far_mark(mark: str) -> str:
+    """The mark of what runs at the far end: not that of ssh here, as the host may be this very machine."""
+    return f"{mark}-far"
 
 
 def free_port(host: str, port: int) -> int | None:
@@ -206,7 +211,7 @@ def marked_processes(host: str, mark: str) -> tuple[int, ...]:
         ArmError: when the host cannot be asked.
     """
     nonce = _nonce()
-    said = dict(call(host, marked_script(nonce, mark), nonce))
+    said = dict(call(host, marked_script(nonce, far_mark(mark)), nonce))
     if "pids" not in said:
         raise ArmError(f"{host} does not say which processes it has")
     return tuple(int(word) for word in said["pids"].split() if word.isdigit())
@@ -219,7 +224,7 @@ def stop_marked(host: str, mark: str, stop: Sequence[str], stop_s: float) -> Non
         ArmError: when the host cannot be asked, or some are left.
     """
     nonce = _nonce()
-    said = dict(call(host, stop_script(nonce, mark, stop, stop_s), nonce, 2 * stop_s + 2 * _CALL_S))
+    said = dict(call(host, stop_script(nonce, far_mark(mark), stop, stop_s), nonce, 2 * stop_s + 2 * _CALL_S))
     if "left" in said or "failed" in said:
         left = f"process {said['left']} is left" if "left" in said else said["failed"]
         raise CannotStopError(f"the server on {host} cannot be ended: {printable(left, 200)}")

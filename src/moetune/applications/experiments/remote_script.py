@@ -61,7 +61,7 @@ run_stop() {
 }
 """
 
-_SERVER = r"""
+SERVER = r"""
 command -v setsid >/dev/null 2>&1 || { say failed 'the host has no setsid (util-linux)'; exit 1; }
 dir=$(mktemp -d "${TMPDIR:-/tmp}/moetune.XXXXXX") || { say failed 'no temporary folder'; exit 1; }
 exec 3<&0 </dev/null
@@ -76,7 +76,7 @@ exec 3<&0 </dev/null
   exec 3<&-
   silent=0 last=
   while [ ! -e "$dir/stop" ]; do
-    sleep 1
+    sleep "$pause"
     now=
     [ ! -e "$dir/beat" ] || read -r now <"$dir/beat"
     if [ "$now" = "$last" ]; then silent=$((silent + 1)); else silent=0 last=$now; fi
@@ -91,7 +91,7 @@ if [ -n "$follows" ]; then
   (
     trap '' PIPE
     exec 3<&-
-    while [ ! -e "$dir/stop" ]; do
+    while [ -d "$dir" ] && [ ! -e "$dir/stop" ]; do
       ( variables; export "$variable=$mark"; logs_command ) 2>&1
       sleep 2
     done
@@ -169,6 +169,8 @@ def server_script(server: FarServer, nonce: str, mark: str) -> str:
     begin = """'echo "$$" >"$SHELL_FOLDER/pid.new" && mv "$SHELL_FOLDER/pid.new" "$SHELL_FOLDER/pid";"""
     begin += """ unset SHELL_FOLDER; exec "$@"'"""
     there = f"cd {shlex.quote(server.folder)} || exit 126; " if server.folder else ""
+    # POSIX promises whole seconds only; every sleep in use takes fractions.
+    pause = 1 if server.beat_s >= 1 else 0.2
     lines = [
         head(nonce, mark, server.stop_s) + _FUNCTIONS,
         f"variables() {{ {changed or ':'}; {_cache(server.cache)} {there}:; }}",
@@ -176,9 +178,9 @@ def server_script(server: FarServer, nonce: str, mark: str) -> str:
         f"stop_command() {{ exec {shlex.join(server.stop) or ':'}; }}",
         f"logs_command() {{ exec {shlex.join(server.logs) or ':'}; }}",
         f"stops={'yes' if server.stop else ''} follows={'yes' if server.logs else ''}",
-        f"silence={math.ceil(_SILENT_BEATS * server.beat_s)}",
+        f"pause={pause} silence={math.ceil(_SILENT_BEATS * server.beat_s / pause)}",
     ]
-    return "\n".join(lines) + _SERVER
+    return "\n".join(lines) + SERVER
 
 
 def marked_script(nonce: str, mark: str) -> str:
