@@ -97,11 +97,11 @@ def check_plan(
     """
     found = list(_baseline_problems(plan))
     for one in plan.interventions:
-        found += check_arm(plan, (one,), version=version, gpu=gpu, layer=layer)
+        found += problems_of_arm(plan, (one,), version=version, gpu=gpu, layer=layer)
     return tuple(dict.fromkeys(found))
 
 
-def check_arm(
+def problems_of_arm(
     plan: Plan,
     interventions: Sequence[Intervention],
     *,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moetune.applications.catalogue import tuned_files
 from moetune.applications.checkpoints import resolve
 from moetune.applications.environment import config_trees, find_installed
-from moetune.applications.experiments.plan_checks import check_arm, command_facts
+from moetune.applications.experiments.plan_checks import command_facts, problems_of_arm
 from moetune.applications.experiments.plan_text import render_plan
 from moetune.applications.request import DEFAULT_OUT
 from moetune.domain.errors import InputError, MoetuneError
@@ -358,7 +358,7 @@ class _Suggesting:
         if one.configs and not all(Path(path).exists() for path in one.configs):
             # What is written later is not judged yet.
             checked = replace(one, configs=(), without_configs=True)
-        problems = check_arm(
+        problems = problems_of_arm(
             self._base, (checked,), version=self._server.version, gpu=self._gpu, layer=self._layer
         )
         errors = [problem for problem in problems if problem.severity == "error"]
