@@ -277,7 +277,7 @@ def test_recorded_server_needs_nothing_but_python(release: str, tmp_path: Path) 
     """No package of the environment, no variable of it: it is an example that anyone can run."""
     server = release.partition("-")[0]
     command = [
-        *(sys.executable, "-I", "-S", str(EVENING / "recorded_server.py")),
+        *(sys.executable, "-E", "-s", "-S", str(EVENING / "recorded_server.py")),
         *("--recording", str(EVENING / "recordings" / f"{release}.json"), "--log", str(tmp_path / "log")),
         *("--", *COMMANDS[server], "--no-such-flag"),
     ]
