@@ -118,7 +118,8 @@ def test_the_table_of_verdicts(evening: Evening) -> None:
 def test_case_47_the_flag_that_halves_running_requests_is_shown(evening: Evening) -> None:
     validity = evening.arm(SUM)["validity"]
     assert validity["problems"] == [
-        "max_running_requests is 26 in this arm and 48 in the baseline, which is no part of the intervention"
+        "max_running_requests is 26 in this arm and 48 in the baseline, which is no part of the "
+        "intervention; to keep it equal give --max-running-requests to all arms"
     ]
     # Its numbers are not looked at, good or bad.
     assert evening.arm(SUM)["comparisons"] == []

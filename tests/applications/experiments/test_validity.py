@@ -116,7 +116,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "exact",
     ),
     "argument": ({"arguments": {**ACTIVE.arguments, "tp_size": "8"}}, "argument tp_size", "4", "8"),
-    "model": ({"other": {**FACTS.other, "model": "n"}}, "model", "m", "n"),
+    "model": ({"other": {**FACTS.other, "model": "n"}}, "other model", "m", "n"),
 }
 
 
@@ -135,10 +135,11 @@ def test_case_47_undeclared_difference_is_invalid(change: str) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_declared_difference_is_shown_and_no_problem(change: str) -> None:
     fields, what, _, _ = CHANGES[change]
-    name = "configs" if what.startswith("config ") else what.removeprefix("argument ")
+    names = {"configs"} if what.startswith("config ") else {what, what.removeprefix("argument ")}
     for found in (
-        check(replace(ACTIVE, **fields), declared=(name,)),
-        check(replace(ACTIVE, **fields), replace(FLAG, may_change=(name,))),
+        check(replace(ACTIVE, **fields), intervention, declared=given)
+        for name in names
+        for intervention, given in ((FLAG, (name,)), (replace(FLAG, may_change=(name,)), ()))
     ):
         assert found.problems == ()
         assert any(d.what == what and d.declared for d in found.differences)

@@ -42,7 +42,7 @@ def differences(one: Sequence[ServerFacts], two: Sequence[ServerFacts]) -> Itera
     yield from _configs(first.configs, second.configs)
     yield from _arguments(first, second)
     yield from _maps(
-        "", _without(first.other, ARGUMENTS_FROM, "log"), _without(second.other, ARGUMENTS_FROM, "log")
+        "other ", _without(first.other, ARGUMENTS_FROM, "log"), _without(second.other, ARGUMENTS_FROM, "log")
     )
 
 

@@ -49,6 +49,8 @@ _OF_THE_START = frozenset(
         *("crash_dump_folder", "log_requests_target", "file_storage_path", "torch_profiler_dir"),
         # Of the answer of /server_info, beside the arguments: facts of their own.
         *("internal_states", "version", "status", "max_total_num_tokens", "max_req_input_len"),
+        *("tp_rank", "kv_event_sources", "remote_instance_transfer_engine_session_id"),
+        "remote_instance_transfer_engine_weights_info_dict",
     }
 )
 _ADDRESS_OF_OBJECT = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ProofRule", "check_arm", "texts_to_look_for"]
 
+# What a server sizes by the memory that it finds free, and the flag that fixes it.
+_KEPT_EQUAL_BY = {
+    ("sglang", "kv_tokens"): "--max-total-tokens",
+    ("sglang", "max_running_requests"): "--max-running-requests",
+    ("vllm", "kv_tokens"): "--num-gpu-blocks-override",
+    ("vllm", "max_running_requests"): "--max-num-seqs",
+}
 _WORST_FIRST = (Proof.REFUSED, Proof.NOT_SEEN, Proof.NO_LINE, Proof.ACTIVE)
 
 
@@ -113,8 +120,13 @@ def check_arm(
 
 def _check_starts(starts: Sequence[ServerFacts], who: str, case: _Case) -> None:
     for what, one, other in disagreements(starts):
-        mend = "; give --max-total-tokens to all arms" if what == "kv_tokens" else ""
+        mend = _mend(starts, what)
         case.problems.append(f"the starts of {who} differ in {what}: {one} and {other}{mend}")
+
+
+def _mend(starts: Sequence[ServerFacts], what: str) -> str:
+    flag = _KEPT_EQUAL_BY.get((starts[0].server, what))
+    return f"; to keep it equal give {flag} to all arms" if flag is not None else ""
 
 
 def _check_differences(
@@ -138,7 +150,7 @@ def _check_differences(
         if not may:
             case.problems.append(
                 f"{printable(what, 400)} is {theirs} in this arm and {ours} in the baseline, "
-                "which is no part of the intervention"
+                f"which is no part of the intervention{_mend(baseline, what)}"
             )
 
 
