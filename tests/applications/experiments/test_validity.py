@@ -137,9 +137,9 @@ def test_declared_difference_is_shown_and_no_problem(change: str) -> None:
     fields, what, _, _ = CHANGES[change]
     names = {"configs"} if what.startswith("config ") else {what, what.removeprefix("argument ")}
     for found in (
-        check(replace(ACTIVE, **fields), intervention, declared=given)
+        check(replace(ACTIVE, **fields), intervention, declared=names_given)
         for name in names
-        for intervention, given in ((FLAG, (name,)), (replace(FLAG, may_change=(name,)), ()))
+        for intervention, names_given in ((FLAG, (name,)), (replace(FLAG, may_change=(name,)), ()))
     ):
         assert found.problems == ()
         assert any(d.what == what and d.declared for d in found.differences)
