@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -97,7 +98,14 @@ class TestAlone:
         assert not [
             name for name in names if name.suffix in {".pt", ".pth", ".pkl", ".pickle", ".joblib", ".whl"}
         ]
-        assert not [name for name in names if name.name.startswith("E=") and "tests" not in name.parts]
+        tables = [name for name in names if name.name.startswith("E=") and "tests" not in name.parts]
+        # The examples hold tables that moetune wrote, each with its provenance and unchanged since.
+        assert {name.parts[0] for name in tables} <= {"examples"}
+        for name in tables:
+            if not name.name.endswith(".provenance.json"):
+                beside = json.loads((ROOT / f"{name}.provenance.json").read_bytes())
+                content = (ROOT / name).read_bytes()
+                assert beside["config_sha256"] == hashlib.sha256(content).hexdigest(), name
 
 
 @pytest.fixture(scope="module")
