@@ -20,7 +20,6 @@ _FIELDS: Mapping[str, str] = {
     "dp": "dp_size",
     "expert_parallel_size": "ep_size",
     "ep": "ep_size",
-    "ep_num_redundant_experts": "ep_num_redundant_experts",
     "max_model_len": "max_seq_len",
     "cc": "compilation_config",
     "O": "optimization_level",
