@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moetune.applications.experiments.arm_server import ArmServer, Machine
+from moetune.applications.experiments.arm_server import ArmServer
 from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.processes import all_processes, read_process
 from moetune.applications.experiments.start_record import read_records
+from moetune.applications.experiments.starting import Machine
 from moetune.applications.nvml import Detected
 from moetune.domain.experiment_plan import ServerPlan
 

@@ -74,8 +74,9 @@ def main() -> None:
     given = parser.parse_args()
     faults = frozenset(given.fault)
     Handler.faults, Handler.ready_after_s = faults, given.ready_after
-    if given.print:
-        say(given.print)
+    for text in (given.print, os.environ.get("PRINTED", "")):
+        if text:
+            say(text)
     if given.log_file:
         with Path(given.log_file).open("a") as file:
             file.write("this stands in the log file\n")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moetune.applications.experiments.arm_errors import CannotStopError
+from moetune.applications.experiments.arm_errors import CannotStartError, CannotStopError
 from moetune.applications.experiments.leftovers import find, leftovers
 from moetune.applications.experiments.ports import is_free, listeners
 from moetune.applications.experiments.processes import MARK, boot_id, read_process
@@ -82,6 +82,23 @@ def test_what_is_left_when_moetune_and_its_supervisor_are_killed_is_named_and_en
     assert is_free(server.port)
     assert leftovers(tmp_path) == ()
     assert not names_of_records(tmp_path)
+
+
+def test_a_start_waits_for_what_is_left_of_another(tmp_path: Path) -> None:
+    mark = "e" * 32
+    with subprocess.Popen(["sleep", "600"], env={MARK: mark, "PATH": os.environ["PATH"]}) as process:
+        record = record_of(mark=mark)
+        write_record(tmp_path, record)
+        assert until(lambda: find(record))
+        with pytest.raises(CannotStartError) as error:
+            begin(plan_of(), tmp_path)
+        assert (
+            f"an earlier start is not over: start b00-01 on port 0: still runs as process {process.pid} ("
+            in (error.value.message)
+        )
+        process.kill()
+    with begin(plan_of(), tmp_path) as server:
+        server.wait_ready()
 
 
 def test_a_supervisor_that_still_works_is_asked_to_end_its_server(tmp_path: Path) -> None:

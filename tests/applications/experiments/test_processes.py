@@ -25,7 +25,7 @@ from moetune.applications.experiments.arm_errors import (
     ForeignProcessError,
     PortKeptError,
 )
-from moetune.applications.experiments.arm_server import ArmServer, Machine
+from moetune.applications.experiments.arm_server import ArmServer
 from moetune.applications.experiments.caches import needs_preparing
 from moetune.applications.experiments.command_line import ArmCommand, arm_command
 from moetune.applications.experiments.endings import counted, ending_text
@@ -34,6 +34,7 @@ from moetune.applications.experiments.leftovers import leftovers
 from moetune.applications.experiments.log_file import BoundedLog, LogLimits, last_lines
 from moetune.applications.experiments.ports import first_free, is_free, listeners
 from moetune.applications.experiments.processes import MARK, Process, end_processes, read_process, send
+from moetune.applications.experiments.starting import Machine
 from moetune.applications.nvml import Detected, Device, GpuProcess
 from moetune.domain.experiment_plan import ServerPlan
 from tests.applications.experiments.arm_world import (
@@ -169,7 +170,7 @@ def test_somebody_elses_answer_is_not_taken_for_the_servers(tmp_path: Path) -> N
     port = first_free(first_port())
     assert port is not None
     with begin(ServerPlan("other", ("sleep", "60"), port=port, stop_s=1, ready_s=20), tmp_path) as server:
-        with begin(ServerPlan("other", (*SERVER[:-1], str(port)), port=port), tmp_path, "two") as other:
+        with begin(ServerPlan("other", (*SERVER[:-1], str(port)), port=port), tmp_path / "two") as other:
             other.wait_ready()
             with pytest.raises(CannotStartError) as error:
                 server.wait_ready()
@@ -214,25 +215,28 @@ def test_a_log_is_cut_in_place_when_the_disk_is_full(tmp_path: Path, monkeypatch
 
 
 def test_secrets_stand_in_no_record_log_or_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "from-the-environment")
-    printed = "args: from-the-environment in-the-plan on-the-line hf_0123456789abc"
+    monkeypatch.setenv("MY_TOKEN", "from-the-environment-1")
+    printed = "args: from-the-environment-1 in-the-plan-2 on-the-line-3 default hf_0123456789abc"
+    monkeypatch.setenv("AUTH_KEY", "default")
     plan = plan_of(
-        *("--api-key", "on-the-line", "--print", printed),
+        *("--api-key", "on-the-line-3"),
         faults=("never ready",),
-        environment={"OTHER_API_KEY": "in-the-plan"},
+        environment={"OTHER_API_KEY": "in-the-plan-2", "PRINTED": printed},
     )
     with begin(plan, tmp_path) as server:
         assert until(lambda: "fired up" in server.log.read_text())
         record = (tmp_path / "running" / "one.json").read_text()
         texts = [record, server.log.read_text(), server.ending()]
         environ = Path(f"/proc/{json.loads(record)['server']['pid']}/environ").read_bytes()
-        assert b"in-the-plan" in environ, "the server itself gets them"
+        assert b"in-the-plan-2" in environ, "the server itself gets them"
         watchers = [text for text in running(tmp_path) if "supervisor" in text]
-        assert not any("on-the-line" in text for text in watchers)
+        assert not any("on-the-line-3" in text for text in watchers)
     for text in texts:
-        for secret in ("from-the-environment", "in-the-plan", "on-the-line"):
+        for secret in ("from-the-environment-1", "in-the-plan-2", "on-the-line-3"):
             assert secret not in text
-    assert "(redacted)" in texts[1]
+    # A value that is a word is kept where lines have to be read, and not shown.
+    assert "(redacted) default" in texts[1]
+    assert "default" not in texts[2]
     assert "hf_0123456789abc" not in texts[2]
     assert stat.S_IMODE(server.log.stat().st_mode) == 0o600
 
@@ -356,7 +360,7 @@ def test_a_gpu_with_somebody_elses_process_is_refused_before_anything_starts(tmp
         begin(plan_of(), tmp_path, machine=busy)
     assert "GPU 0 (NVIDIA H200)" in error.value.message
     assert f"process {os.getpid()} (" in error.value.message
-    assert "pytest" in error.value.message
+    assert "python" in error.value.message
     assert "3.0 GiB" in error.value.message
     assert not names_of_records(tmp_path)
     assert not running(tmp_path)

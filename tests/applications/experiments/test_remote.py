@@ -24,12 +24,13 @@ from moetune.applications.experiments.arm_errors import (
     CannotStopError,
     ForeignProcessError,
 )
-from moetune.applications.experiments.arm_server import ArmServer, Machine
+from moetune.applications.experiments.arm_server import ArmServer
 from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.leftovers import leftovers
 from moetune.applications.experiments.ports import is_free
 from moetune.applications.experiments.processes import all_processes
 from moetune.applications.experiments.start_record import read_records
+from moetune.applications.experiments.starting import Machine
 from moetune.applications.nvml import Detected
 from moetune.domain.errors import InputError, OutputError
 from moetune.domain.experiment_plan import ServerPlan
@@ -199,6 +200,13 @@ def test_a_command_that_is_not_there_is_named(far: Far, tmp_path: Path) -> None:
         server.wait_ready()
     assert "no-such-server: not found" in error.value.message
     assert not far.processes()
+
+
+def test_what_the_host_lacks_is_named(far: Far, tmp_path: Path) -> None:
+    far.script("mktemp", "exit 1")
+    with begin(far_plan(), tmp_path / "run") as server, pytest.raises(CannotStartError) as error:
+        server.wait_ready()
+    assert "far cannot run it: no temporary folder" in error.value.message
 
 
 def cut_by_client(_: ArmServer, far: Far) -> None:

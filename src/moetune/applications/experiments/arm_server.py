@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from moetune.applications.experiments import remote
 from moetune.applications.experiments.arm_errors import (
     CannotStartError,
     CannotStopError,
@@ -20,32 +16,35 @@ from moetune.applications.experiments.arm_errors import (
     PortKeptError,
     StartCancelledError,
 )
-from moetune.applications.experiments.caches import VARIABLE as CACHE_VARIABLE
-from moetune.applications.experiments.caches import cache_folder, kernels_name, make_private, mark_prepared
-from moetune.applications.experiments.command_line import ArmCommand, fill
+from moetune.applications.experiments.caches import make_private, mark_prepared
+from moetune.applications.experiments.command_line import ArmCommand
 from moetune.applications.experiments.endings import ending_text, memory_kills, with_last_lines
-from moetune.applications.experiments.gpu_room import FREED_S, GpuRoom
-from moetune.applications.experiments.leftovers import Leftover, find
-from moetune.applications.experiments.log_file import LIMITS, LogLimits, last_lines
-from moetune.applications.experiments.ports import first_free, is_free, listeners, listens
+from moetune.applications.experiments.gpu_room import GpuRoom
+from moetune.applications.experiments.leftovers import STILL_THERE, Leftover, find, leftovers
+from moetune.applications.experiments.log_file import last_lines
+from moetune.applications.experiments.order import Order
+from moetune.applications.experiments.ports import is_free, listeners, listens
 from moetune.applications.experiments.processes import (
-    KEEP_ENVIRONMENT,
-    MARK,
+    PROC,
     all_processes,
-    boot_id,
     command_of,
     descendants,
 )
 from moetune.applications.experiments.readiness import Readiness, wait_until_ready
-from moetune.applications.experiments.redaction import Redactor, is_secret_name, redacted_arguments
-from moetune.applications.experiments.start_record import StartRecord, remove_record, write_record
+from moetune.applications.experiments.redaction import Redactor
+from moetune.applications.experiments.start_record import remove_record, write_record
+from moetune.applications.experiments.starting import (
+    Machine,
+    order_of,
+    port_of,
+    port_taken,
+    room_of,
+    secrets_of,
+)
 from moetune.applications.experiments.supervised import Supervised
-from moetune.applications.experiments.supervisor import Order
-from moetune.applications.nvml import detect_gpus
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
-    from moetune.applications.nvml import Detected
     from moetune.domain.experiment_plan import ServerPlan
 
 _START_S = 60.0
@@ -53,32 +52,7 @@ _START_S = 60.0
 _STOP_EXTRA_S = 60.0
 _PORT_FREE_S = 10.0
 _SUPERVISOR_GONE_S = 5.0
-_SHORTEST_SECRET = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a start takes from the machine around it.
-
-    Attributes:
-        detect: asks the driver for the GPUs.
-        limits: of a log.
-        freed_s: time in which GPU memory has to be free again.
-        environ: moetune's own variables, None: those of this process.
-        beat_s: time between two signs of life to a server on another machine.
-    """
-
-    detect: Callable[[], Detected] = detect_gpus
-    limits: LogLimits = LIMITS
-    freed_s: float = FREED_S
-    environ: Mapping[str, str] | None = None
-    beat_s: float = 15.0
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Variables that a server inherits."""
-        return dict(os.environ if self.environ is None else self.environ)
 
 
 class ArmServer:
@@ -96,7 +70,7 @@ class ArmServer:
         self._plan, self._folder, self._supervised = plan, folder, supervised
         self._order, self._room, self._machine = order, room, machine
         self._kills = memory_kills()
-        self._redactor = Redactor(tuple(sorted(order.secrets, key=len, reverse=True)))
+        self._redactor = Redactor()
         self._ready = self._stopped = False
         self._prepared: Callable[[], None] = lambda: None
 
@@ -128,16 +102,25 @@ class ArmServer:
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a start")
+        if not PROC.joinpath("self", "stat").exists():
+            raise CannotStartError("experiments need Linux: its /proc says which processes a server has")
         machine = machine or Machine()
         make_private(folder)
-        room = _room(plan, machine)
-        port = command.port or _port(plan, command)
+        for left in leftovers(folder):
+            raise CannotStartError(
+                f"an earlier start is not over: {left.describe()}",
+                "run the same command again: it ends that first",
+            )
+        room = room_of(plan, machine)
+        port = command.port or port_of(plan, command)
         if not is_free(port):
-            raise _port_taken(port)
-        order = _order(plan, command, folder, name, caches, machine, port)
+            raise port_taken(port)
+        order = order_of(plan, command, folder, name, caches, machine, port)
         write_record(folder, order.record)
         supervised = Supervised(order)
         server = cls(plan, folder, supervised, order, room, machine)
+        known = secrets_of({**machine.variables, **command.environment}, command.arguments)
+        server._redactor = Redactor(tuple(sorted(known, key=len, reverse=True)))
         if caches is not None:
             server._prepared = lambda: mark_prepared(command, caches)
         try:
@@ -236,6 +219,10 @@ class ArmServer:
         ended = self._supervised.event("exited")
         if ended is None:
             text = "it still runs" if self.alive() else ending_text(None, {}, {})
+        elif far_failed := self._supervised.event("far failed"):
+            text = (
+                f"{printable(self._plan.host, 80)} cannot run it: {printable(str(far_failed['value']), 200)}"
+            )
         elif ended["connection"]:
             text = f"the connection to {printable(self._plan.host, 80)} ended (ssh: {ended['code']})"
         else:
@@ -270,13 +257,14 @@ class ArmServer:
             self._supervised.close()
         record = self._order.record
         self._supervised.wait_until_gone(_SUPERVISOR_GONE_S)
-        if said is None:
+        if said is None or (plan.host and said["failed"]):
+            # Nobody is left who knows what became of it.
             Leftover(self._folder, record, find(record)).stop()
         elif said["left"]:
             pids = ", ".join(f"{pid} ({command_of(int(pid))})" for pid in said["left"][:8])
             raise CannotStopError(
                 f"the server cannot be ended: process {pids} is left",
-                "a process inside a driver may take minutes to die; try again then",
+                STILL_THERE,
             )
         self._wait_for_port(printable(str(said["failed"]), 200) if said else "")
         self._room.wait_until_freed(self._machine.freed_s)
@@ -315,97 +303,3 @@ class ArmServer:
         if not lines and self._order.command_log:
             lines = last_lines(Path(self._order.command_log))
         return tuple(self._redactor.text(line) for line in lines)
-
-
-def _room(plan: ServerPlan, machine: Machine) -> GpuRoom:
-    if not plan.host:
-        return GpuRoom.take(plan.gpus, machine.detect)
-    there = f"on {plan.host}"
-    return GpuRoom.take(plan.gpus, lambda: remote.detect_gpus(plan.host), lambda _: there)
-
-
-def _port(plan: ServerPlan, command: ArmCommand) -> int:
-    """The port of a start.
-
-    Raises:
-        CannotStartError: when there is none.
-    """
-    if not command.mentions("port"):
-        return plan.port
-    port = remote.free_port(plan.host, plan.port) if plan.host else first_free(plan.port)
-    if port is None:
-        raise CannotStartError(f"no port from {plan.port} on is free", "give another server.port in the plan")
-    return port
-
-
-def _port_taken(port: int) -> CannotStartError:
-    pids = listeners(port)
-    holder = f"process {pids[0]} ({command_of(pids[0])})" if pids else "somebody not seen from here"
-    return CannotStartError(
-        f"port {port} is held by {holder}",
-        "end it, or write {port} into server.command: a free one is then taken",
-    )
-
-
-def _order(
-    plan: ServerPlan,
-    command: ArmCommand,
-    folder: Path,
-    name: str,
-    caches: Path | None,
-    machine: Machine,
-    port: int,
-) -> Order:
-    """What the supervisor is told."""
-    log, pipe = folder / f"{name}.log", folder / f"{name}.pipe"
-    # A server that writes its log itself writes into a pipe, so that this log has a limit too.
-    writes_log = command.mentions("log")
-    cache = make_private(cache_folder(caches, command)) if caches is not None and not plan.host else None
-    values = {"port": str(port), "log": str(pipe), **({"cache": str(cache)} if cache is not None else {})}
-    command = command.filled(values)
-    mark = secrets.token_hex(16)
-    stop, logs = fill(plan.stop, values), fill(plan.logs, values)
-    record = StartRecord(
-        name=name,
-        mark=mark,
-        boot=boot_id(),
-        command=redacted_arguments(command.arguments),
-        host=plan.host,
-        port=port,
-        stop=redacted_arguments(stop),
-        stop_redacted=redacted_arguments(stop) != stop,
-        stop_s=plan.stop_s,
-    )
-    own = {CACHE_VARIABLE: str(cache)} if cache is not None else {}
-    changes = {**own, **KEEP_ENVIRONMENT, **command.environment, MARK: mark}
-    environment = {name: value for name, value in {**machine.variables, **changes}.items() if value}
-    order = Order(
-        run=str(folder),
-        record=record,
-        arguments=command.arguments,
-        environment=tuple(environment.items()),
-        folder=str(Path(plan.folder).absolute()),
-        log=str(log),
-        command_log=str(folder / f"{name}.command.log") if plan.logs or writes_log else "",
-        pipe=str(pipe) if writes_log else "",
-        limits=machine.limits,
-        beat_s=machine.beat_s,
-        stop=stop,
-        logs=logs,
-        secrets=_secrets(environment, command.arguments),
-    )
-    if not plan.host:
-        return order
-    far_changes = {name: value for name, value in changes.items() if name != MARK}
-    far_cache = remote.cache_name(str(caches), kernels_name(command)) if caches is not None else ""
-    return remote.far_order(order, plan, far_changes, far_cache)
-
-
-def _secrets(environment: Mapping[str, str], arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Values that must not stand in a log."""
-    values = [value for name, value in environment.items() if is_secret_name(name)]
-    for given, shown in zip(arguments, redacted_arguments(arguments), strict=True):
-        if given != shown:
-            flag, equals, value = given.partition("=")
-            values.append(value if equals and shown.startswith(flag) else given)
-    return tuple(sorted({value for value in values if len(value) >= _SHORTEST_SECRET}))

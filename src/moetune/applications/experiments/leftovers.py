@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetune.applications.experiments import remote
-from moetune.applications.experiments.arm_errors import ArmError, CannotStopError, PortKeptError
+from moetune.applications.experiments.arm_errors import (
+    ArmError,
+    CannotStartError,
+    CannotStopError,
+    PortKeptError,
+)
 from moetune.applications.experiments.ports import listeners, listens
 from moetune.applications.experiments.processes import (
     Process,
@@ -31,6 +36,7 @@ from moetune.applications.experiments.start_record import (
 )
 from moetune.domain.text import printable
 
+STILL_THERE = "a process inside a driver may take minutes to die; one of another user needs server.stop"
 _SUPERVISOR_S = 45.0
 """What a supervisor may take beyond twice the time for an orderly stop."""
 
@@ -76,10 +82,10 @@ class Leftover:
             CannotStopError: when something of it is left.
         """
         record = self.record
-        if record.host:
-            remote.stop_marked(record.host, record.mark, self._stop_command(), record.stop_s)
         stopped = self._stop_supervisor()
-        if record.stop and not record.host and not stopped:
+        if record.host:
+            self._stop_far_end()
+        elif record.stop and not stopped:
             self._run_stop()
         main = _same(record.server, all_processes())
         _, left = end_processes(lambda: find(record), main, record.stop_s, lambda: None)
@@ -87,7 +93,7 @@ class Leftover:
             pids = ", ".join(str(process.pid) for process in left)
             raise CannotStopError(
                 f"start {record.name} cannot be ended: process {pids} is left",
-                "a process inside a driver may take minutes to die; try again then",
+                STILL_THERE,
             )
         if record.port and not record.host and record.stop and _taken(record.port):
             raise PortKeptError(
@@ -107,6 +113,16 @@ class Leftover:
         while _same(record.supervisor, all_processes()) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
         return True
+
+    def _stop_far_end(self) -> None:
+        record = self.record
+        try:
+            remote.stop_marked(record.host, record.mark, self._stop_command(), record.stop_s)
+        except CannotStartError as error:
+            raise CannotStopError(
+                f"whether start {record.name} still runs on {record.host} is not known: {error.message}",
+                error.hint,
+            ) from error
 
     def _stop_command(self) -> tuple[str, ...]:
         if self.record.stop_redacted:

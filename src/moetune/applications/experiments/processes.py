@@ -29,7 +29,7 @@ KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 _SET_CHILD_SUBREAPER = 36
 _GONE = frozenset("ZX")
-_POLL_S = 0.05
+_POLL_S, _LONGEST_POLL_S = 0.05, 0.5
 _KILL_S = 10.0
 _CHILDREN_S = 2.0
 
@@ -166,8 +166,11 @@ def end_processes(
 
     def wait(seconds: float, until: Callable[[list[Process]], bool]) -> list[Process]:
         deadline = time.monotonic() + seconds
-        while (found := left()) and not until(found) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        pause = _POLL_S
+        while (found := left()) and not until(found) and (rest := deadline - time.monotonic()) > 0:
+            time.sleep(min(pause, rest))
+            # A machine with thousands of processes is not looked through all the time.
+            pause = min(pause * 1.3, _LONGEST_POLL_S)
         return found
 
     began = time.monotonic()

@@ -30,7 +30,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
-    from moetune.applications.experiments.supervisor import Order
+    from moetune.applications.experiments.order import Order
     from moetune.domain.experiment_plan import ServerPlan
 
 _SSH = (

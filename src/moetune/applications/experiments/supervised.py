@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import moetune
-from moetune.applications.experiments.supervisor import STOP
+from moetune.applications.experiments.order import STOP
 from moetune.domain.codec import to_json
 
 if TYPE_CHECKING:
-    from moetune.applications.experiments.supervisor import Order
+    from moetune.applications.experiments.order import Order
 
 _MODULE = "moetune.applications.experiments.supervisor"
 _MAX_BYTES = 1 << 20

@@ -16,11 +16,12 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from moetune.applications.experiments.log_file import LIMITS, BoundedLog, LogLimits
+from moetune.applications.experiments.log_file import BoundedLog
+from moetune.applications.experiments.order import BEAT, STOP, Order
 from moetune.applications.experiments.ports import listens
 from moetune.applications.experiments.processes import (
     Process,
@@ -33,61 +34,17 @@ from moetune.applications.experiments.processes import (
 )
 from moetune.applications.experiments.start_record import (
     ProcessId,
-    StartRecord,
     remove_record,
     write_record,
 )
 from moetune.domain.codec import from_json
 from moetune.domain.errors import MoetuneError
 
-STOP = b"stop\n"
-"""Line that asks for the end, here and at the far end of an ssh connection."""
-BEAT = b"beat\n"
-"""Line that says that this end of an ssh connection is there."""
-
 _LOOK_S = 1.0
+_PIPE_BYTES = 1 << 20
 _FOLLOW_AGAIN_S = (0.5, 1.0, 2.0, 5.0)
 _CONNECTION_S = 30.0
 """What the far end may take beyond the time for an orderly stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to start and how to end it; it holds secrets and is never written anywhere.
-
-    Attributes:
-        run: folder of the run, where the record lies.
-        record: of the start, without the ids.
-        arguments: of the server's process.
-        environment: of it, all of it.
-        folder: its working directory.
-        log: file of the server's log.
-        command_log: file of what the command prints when the log comes from elsewhere, else empty.
-        pipe: named pipe into which the server writes its log itself, empty when it prints it.
-        limits: of the log.
-        stop: arguments of the command that stops the server.
-        logs: arguments of the command that prints its log.
-        secrets: values that the log must not hold.
-        script: what an ssh connection is to run at its far end, empty for a server of this machine.
-        nonce: word before what the far end says of itself.
-        beat_s: time between two signs of life to the far end.
-    """
-
-    run: str
-    record: StartRecord
-    arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
-    folder: str
-    log: str
-    command_log: str = ""
-    pipe: str = ""
-    limits: LogLimits = LIMITS
-    stop: tuple[str, ...] = ()
-    logs: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    script: str = ""
-    nonce: str = ""
-    beat_s: float = 15.0
 
 
 def say(event: str, **values: object) -> None:
@@ -116,7 +73,7 @@ class Supervisor:
         self._threads: list[threading.Thread] = []
         self._server: Process | None = None
         self._status: int | None = None
-        self._far_end_said = False
+        self._far_end_said, self._far_fault = False, ""
         self._input = self._pipe = -1
         self._ending = threading.Event()
         self._asked = False
@@ -145,6 +102,8 @@ class Supervisor:
     def _start(self) -> bool:
         """Start the server; it begins only when its ids are on the disk."""
         if self._order.pipe:
+            # One that a killed run left may lie there; no other file does in this private folder.
+            Path(self._order.pipe).unlink(missing_ok=True)
             os.mkfifo(self._order.pipe, 0o600)
             # Held open for both: whoever writes never waits for it to be opened, nor is it ever at its end.
             self._pipe = os.open(self._order.pipe, os.O_RDWR | os.O_CLOEXEC)
@@ -164,7 +123,9 @@ class Supervisor:
         self._input = writes[server_input]
         with contextlib.suppress(OSError, AttributeError):
             # A server that prints much at once does not wait for this process to be scheduled.
-            fcntl.fcntl(reads[output], fcntl.F_SETPIPE_SZ, 1 << 20)
+            fcntl.fcntl(reads[output], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            # A script has room before ssh begins to read it.
+            fcntl.fcntl(self._input, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._server = read_process(pid) or Process(pid, 0)
         me = read_process(os.getpid())
         record = replace(
@@ -324,8 +285,9 @@ class Supervisor:
         if what == "exited" and value.isdigit():
             self._far_end_said = True
             say("exited", code=int(value), connection=False)
-        elif what in ("left", "failed", "pid"):
-            say(f"far {what}", value=value)
+        elif what in ("left", "failed"):
+            self._far_fault = f"process {value} is left" if what == "left" else value
+            say("far failed", value=self._far_fault)
 
     # Ending
 
@@ -397,7 +359,7 @@ class Supervisor:
             self._look()
         with contextlib.suppress(OSError):
             os.close(self._input)
-        return "" if self._status == 0 else f"ssh ended with {self._status}"
+        return self._far_fault or ("" if self._status == 0 else f"ssh ended with {self._status}")
 
 
 def _whole(source: int) -> bytes:
