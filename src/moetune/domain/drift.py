@@ -106,7 +106,7 @@ def outlier_notes(
         if abs(distance) <= limit:
             continue
         if len(members) == 2:
-            yield f"the two starts of block {block} are {_percent(distance)} apart in {metric}"
+            yield f"the two starts of block {block} are {_percent(-abs(distance))} apart in {metric}"
         else:
             where = "above" if distance > 0 else "below"
             yield (

@@ -34,7 +34,10 @@ ROUNDING = 1 + 1e-9
 _EXACTNESS = 1e-6
 """Of an estimate or a limit, as a logarithm of the ratio."""
 
-_STEPS = 100
+_NONE = 1e-6
+"""A statistic this near to zero is zero: where it is so over a range, the estimate is the middle."""
+
+_STEPS = 50
 """Parts of a typical difference that scores are rounded to: whole numbers can be counted, not sampled."""
 
 
@@ -58,16 +61,10 @@ class Blocks:
         first, second = np.triu_indices(width, 1)
         self._pairs = (first, second, self._real[:, first] & self._real[:, second])
         self._both = self._real[:, :, None] & self._real[:, None, :]
+        self._known: dict[float, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._values)
-
-    @property
-    def differences(self) -> NDArray[np.float64]:
-        """`[n]` the arm less the mean of the baseline, by block."""
-        others = np.nanmean(self._values[:, 1:], axis=1)
-        result: NDArray[np.float64] = self._values[:, 0] - others
-        return result
 
     def noise(self, effect: float) -> float:
         """Standard deviation of one start, from the differences within blocks.
@@ -88,15 +85,18 @@ class Blocks:
         Args:
             shift: taken off the arm's values first: the effect that is assumed.
         """
+        scores: NDArray[np.int64] = np.rint(self._scores(shift)).astype(np.int64)
+        return scores
+
+    def _scores(self, shift: float) -> NDArray[np.float64]:
         values = self._less(shift)
         typical = self._typical(values)
         if not typical:
-            return np.zeros(values.shape, np.int64)
+            return np.zeros(values.shape)
         apart = (values[:, :, None] - values[:, None, :]) * (_STEPS / typical)
         apart = np.where(self._both, np.clip(apart, -CLIP * _STEPS, CLIP * _STEPS), 0.0)
-        counted = apart.sum(axis=2) / (self._sizes - 1)[:, None]
-        scores: NDArray[np.int64] = np.rint(counted).astype(np.int64)
-        return scores
+        counted: NDArray[np.float64] = apart.sum(axis=2) / (self._sizes - 1)[:, None]
+        return counted
 
     def probability(self, shift: float = 0.0, *, above: bool = True) -> float:
         """How probable it is that chance makes the arm look as good as it does, or better; exact.
@@ -105,19 +105,26 @@ class Blocks:
             shift: the effect that is assumed, as a logarithm.
             above: whether "better" is above; else below.
         """
-        scores = self.scores(shift) if above else -self.scores(shift)
+        if shift not in self._known:
+            self._known[shift] = self._probabilities(shift)
+        return self._known[shift][0 if above else 1]
+
+    def _probabilities(self, shift: float) -> tuple[float, float]:
+        """Of sums as high as that of the arm's own starts or higher, and as low or lower.
+
+        The chance of every possible sum, block by block: each start of a block is equally often the arm's.
+        """
+        scores = self.scores(shift)
+        offsets = scores - np.where(self._real, scores, scores.max()).min(axis=1, keepdims=True)
         chances = np.ones(1)
-        lowest = 0
-        for row, real, size in zip(scores, self._real, self._sizes, strict=True):
-            own = row[real]
-            least = int(own.min())
-            longer = np.zeros(len(chances) + int(own.max()) - least)
-            for score in own:
-                longer[score - least : score - least + len(chances)] += chances
+        for row, size in zip(offsets.tolist(), self._sizes.tolist(), strict=True):
+            own = row[:size]
+            longer = np.zeros(len(chances) + max(own))
+            for offset in own:
+                longer[offset : offset + len(chances)] += chances
             chances = longer / size
-            lowest += least
-        seen = int(scores[:, 0].sum()) - lowest
-        return float(min(1.0, chances[seen:].sum()))
+        seen = int(offsets[:, 0].sum())
+        return float(min(1.0, chances[seen:].sum())), float(min(1.0, chances[: seen + 1].sum()))
 
     def two_sided(self) -> float:
         """Twice the smaller of both probabilities that there is no effect."""
@@ -125,7 +132,9 @@ class Blocks:
 
     def estimate(self) -> float:
         """The effect at which the statistic of the test is zero: a mean that outliers cannot move far."""
-        return self._where(lambda shift: self.scores(shift)[:, 0].sum() > 0)
+        low = self._where(lambda shift: self._scores(shift)[:, 0].sum() > _NONE)
+        high = self._where(lambda shift: self._scores(shift)[:, 0].sum() > -_NONE)
+        return (low + high) / 2
 
     def lower(self, level: float) -> float:
         """The smallest effect that the test does not refuse at a one-sided level, at least `least_p`."""
