@@ -29,8 +29,8 @@ from moetune.measure.protocol import (
     TimeTask,
     Workload,
 )
+from moetune.measure.recorded_routing import Routings
 from moetune.measure.reference import grouped_gemm, relative_error
-from moetune.measure.routing import draw, skew_of
 from moetune.measure.tolerance import RELATIVE_ERROR
 from moetune.measure.worker import ConfigError, SetupError
 from moetune.measure.workload import (
@@ -309,7 +309,7 @@ class GpuBackend:
     def open(self, workload: Workload) -> Opened:
         """See `Backend`."""
         problem = workload.problem
-        self._data, self._workload = None, workload
+        self._data, self._workload, self._routings = None, workload, Routings.of(workload)
         self._routed.clear()
         self._aligned.clear()
         torch.cuda.empty_cache()
@@ -425,7 +425,7 @@ class GpuBackend:
         data, binary = self._opened(), task.task
         check_class(binary, data.problem, task.m)
         generator = torch.Generator(device=self._device).manual_seed(task.seed)
-        experts = draw(data.problem, task.m, skew_of(data.problem.routing), generator)
+        experts = self._routings.draw(task.m, data.problem.routing, generator)
         alignment = self._align(binary, experts)
         data.outputs[binary.launch.kernel].fill_(float("nan"))
         out = data.launch(binary, task.m, alignment, 0)
@@ -527,12 +527,11 @@ class GpuBackend:
     def _counts(self, m: int, routing: str, seed: int) -> list[int]:
         """How many different experts some routings touch."""
         assert self._workload is not None
-        problem = self._workload.problem
         generator = torch.Generator(device=self._device).manual_seed(seed * 1_000_003 + m)
         counts = []
         # At large m every routing touches all experts: a few tell as much as many.
         for _ in range(_TRIED_ROUTINGS if m <= 512 else 4):
-            ids = draw(problem, m, skew_of(routing), generator)
+            ids = self._routings.draw(m, routing, generator)
             counts.append(len(torch.unique(ids[ids != ELSEWHERE])))
         return counts
 
@@ -553,7 +552,7 @@ class GpuBackend:
         rng = random.Random(seed * 31 + m)
         found = []
         for targets in circle.experts:
-            ids = draw(problem, m, skew_of(routing), generator)
+            ids = self._routings.draw(m, routing, generator)
             distinct = torch.unique(ids[ids != ELSEWHERE]).tolist()
             # This draw may touch other numbers of experts than the one that was planned with.
             wanted = list(targets[: len(distinct)])

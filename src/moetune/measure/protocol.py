@@ -68,11 +68,13 @@ class Workload:
         problem: the problem.
         ms: every m that will be asked for.
         seed: of the data and of the routings.
+        recording: path of the recording that the problem's routing names, as moetune keeps it.
     """
 
     problem: Problem
     ms: tuple[int, ...]
     seed: int = 0
+    recording: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class LayerTask:
     Attributes:
         m: tokens.
         pairs: the contestants; one may stand there twice, for the noise.
-        routing: `uniform` or `zipf:S`.
+        routing: `uniform`, `zipf:S`, or the `recorded:ID` of the workload.
         rounds: samples of each.
         seed: of the routings.
     """
