@@ -241,6 +241,21 @@ def test_secrets_stand_in_no_record_log_or_message(tmp_path: Path, monkeypatch: 
     assert stat.S_IMODE(server.log.stat().st_mode) == 0o600
 
 
+def test_a_variable_is_added_replaced_or_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEPT", "GONE", "NEW"):
+        monkeypatch.setenv(name, "own")
+    monkeypatch.setenv("EMPTY", "")
+    plan = ServerPlan(
+        "other",
+        ("sh", "-c", 'echo "$KEPT ${GONE-none} $NEW ${EMPTY-none}."; exec sleep 60'),
+        port=first_port(),
+        environment={"GONE": "", "NEW": "plan"},
+        stop_s=1,
+    )
+    with begin(plan, tmp_path) as server:
+        assert until(lambda: server.log.read_text() == "own none plan .\n"), server.log.read_text()
+
+
 def test_case_46_each_command_has_kernels_of_its_own_and_is_prepared_once(tmp_path: Path) -> None:
     printing = ("sh", "-c", "echo $TRITON_CACHE_DIR {cache}; exec sleep 60")
     plan = ServerPlan("other", printing, port=first_port(), stop_s=2)

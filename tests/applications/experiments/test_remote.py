@@ -49,6 +49,7 @@ TOOL = HERE / "fake_ssh.py"
 FAR = "127.0.0.2"
 
 
+# A busy machine must not miss so many signs of life that a server is ended for it.
 FAST = Machine(detect=Detected, beat_s=0.5)
 
 

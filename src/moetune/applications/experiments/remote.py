@@ -75,16 +75,11 @@ def far_order(order: Order, plan: ServerPlan, variables: Mapping[str, str], cach
         cache: names the compiled kernels, empty: the server's own place for them.
 
     Raises:
-        InputError: for variables that a shell cannot set, or a `{log}`.
+        InputError: for variables that a shell cannot set.
     """
     for name in variables:
         if not _VARIABLE.fullmatch(name):
             raise InputError(f"{printable(name, 80)!r} is no name of a variable for the shell of {plan.host}")
-    if order.pipe:
-        raise InputError(
-            f"{{log}} is a file of this machine and the server runs on {plan.host}",
-            "leave it out: what the server prints there is its log",
-        )
     nonce = "moetune-" + secrets.token_hex(16)
     far = FarServer(
         arguments=order.arguments,

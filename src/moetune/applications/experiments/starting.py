@@ -23,6 +23,8 @@ from moetune.applications.experiments.processes import KEEP_ENVIRONMENT, MARK, b
 from moetune.applications.experiments.redaction import is_secret_name, redacted_arguments
 from moetune.applications.experiments.start_record import StartRecord
 from moetune.applications.nvml import detect_gpus
+from moetune.domain.errors import InputError
+from moetune.domain.text import printable
 
 if TYPE_CHECKING:
     from moetune.applications.nvml import Detected
@@ -102,19 +104,21 @@ def order_of(
     port: int,
 ) -> Order:
     """What the supervisor is told."""
-    log, pipe = folder / f"{name}.log", folder / f"{name}.pipe"
-    # A server that writes its log itself writes into a pipe, so that this log has a limit too.
-    writes_log = command.mentions("log")
+    log = folder / f"{name}.log"
+    # A server that writes its log itself writes into a pipe, so that this log has a limit too; where a
+    # command of the plan prints it, it is a file.
+    pipe = str(folder / f"{name}.pipe") if command.mentions("log") and not plan.logs else ""
+    written = pipe or str(folder / f"{name}.server.log")
     cache = make_private(cache_folder(caches, command)) if caches is not None and not plan.host else None
-    values = {"port": str(port), "log": str(pipe), **({"cache": str(cache)} if cache is not None else {})}
-    command = command.filled(values)
+    values = {"port": str(port), "log": written, **({"cache": str(cache)} if cache is not None else {})}
+    filled = command.filled(values)
     mark = secrets.token_hex(16)
     stop, logs = fill(plan.stop, values), fill(plan.logs, values)
     record = StartRecord(
         name=name,
         mark=mark,
         boot=boot_id(),
-        command=redacted_arguments(command.arguments),
+        command=redacted_arguments(filled.arguments),
         host=plan.host,
         port=port,
         stop=redacted_arguments(stop),
@@ -122,27 +126,37 @@ def order_of(
         stop_s=plan.stop_s,
     )
     own = {CACHE_VARIABLE: str(cache)} if cache is not None else {}
-    changes = {**own, **KEEP_ENVIRONMENT, **command.environment, MARK: mark}
-    environment = {name: value for name, value in {**machine.variables, **changes}.items() if value}
+    changes = {**own, **KEEP_ENVIRONMENT, **filled.environment, MARK: mark}
+    environment = {
+        variable: value
+        for variable, value in {**machine.variables, **changes}.items()
+        if value or variable not in changes
+    }
     order = Order(
         run=str(folder),
         record=record,
-        arguments=command.arguments,
+        arguments=filled.arguments,
         environment=tuple(environment.items()),
         folder=str(Path(plan.folder).absolute()),
         log=str(log),
-        command_log=str(folder / f"{name}.command.log") if plan.logs or writes_log else "",
-        pipe=str(pipe) if writes_log else "",
+        command_log=str(folder / f"{name}.command.log") if plan.logs or pipe else "",
+        pipe=pipe,
         limits=machine.limits,
         beat_s=machine.beat_s,
         stop=stop,
         logs=logs,
-        secrets=tuple(filter(_is_unlike_a_word, secrets_of(environment, command.arguments))),
+        secrets=tuple(filter(_is_unlike_a_word, secrets_of(environment, filled.arguments))),
     )
     if not plan.host:
         return order
-    far_changes = {name: value for name, value in changes.items() if name != MARK}
-    far_cache = remote.cache_name(str(caches), kernels_name(command)) if caches is not None else ""
+    if command.mentions("log"):
+        raise InputError(
+            f"{{log}} is a file of this machine and the server runs on {printable(plan.host, 80)}",
+            "leave it out: what the server prints there is its log",
+        )
+    far_changes = {variable: value for variable, value in changes.items() if variable != MARK}
+    own_place = caches is None or CACHE_VARIABLE in command.environment
+    far_cache = "" if own_place else remote.cache_name(str(caches), kernels_name(command))
     return remote.far_order(order, plan, far_changes, far_cache)
 
 
