@@ -29,7 +29,7 @@ Examples:
 
 \b
 Exit codes: 0 something helped, and stands; 1 nothing helped; 2 it could not run; 130 interrupted.
-The same command goes on where it stopped; `moetune uninstall RUN` brings the state before it back."""
+The same command goes on where it stopped; `moetune uninstall RUN` takes all of it back."""
 
 
 @click.command(epilog=_EPILOG)
@@ -148,7 +148,8 @@ def _show_left(sink: Sink, report: Report) -> None:
         sink.heading(f"left in place: {', '.join(report.kept)}")
         if report.installs:
             sink.fields([("files", f"in {report.root}"), ("take it back", f"moetune uninstall {report.id}")])
+        sink.fields(report.flags)
         if report.changes_command:
-            sink.fields([("start it with", report.command)])
-        sink.fields(("install there", path) for path in report.far_configs)
+            sink.fields([("start with", report.command)])
+        sink.fields(("install far", path) for path in report.far_configs)
     sink.fields([("record", str(report.folder))])

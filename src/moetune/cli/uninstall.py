@@ -78,7 +78,7 @@ def _take_experiment_back(sink: Sink, name: str, state: Path | None, *, dry_run:
     sink.heading(
         said if not answer.changed else f"the state before {name} is back but for what is named above"
     )
-    sink.fields([("start it with", answer.command)])
+    sink.fields([("start with", answer.command)])
     sink.document(answer.to_json())
     return 0 if not answer.left else 1
 

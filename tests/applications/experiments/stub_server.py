@@ -19,16 +19,7 @@ import time
 
 NAME = "E=64,N=256,device_name=NVIDIA_H200"
 SPEED = {"32": 0.9, "64": 1.1, "128": 1.2}
-FLAGS = {"--fast": 1, "--kv": 1, "--noise": 1, "--die-at-start": 0, "--never-ready": 0, "--die-under-load": 0}
-FLAGS |= {
-    "--ignore-sigterm": 0,
-    "--answer-500": 0,
-    "--requests-fail": 0,
-    "--killed": 0,
-    "--port": 1,
-    "--runs": 1,
-}
-FLAGS |= {"--infinity": 0, "--slow-load": 1, "--api-key": 1, "--say": 1, "--once": 1, "--mean-only": 0}
+FLAGS = {"--port": 1, "--api-key": 1, "--enable-mixed-chunk": 0}
 
 
 def say(text: str) -> None:
@@ -37,13 +28,19 @@ def say(text: str) -> None:
 
 
 def options(words: list[str]) -> dict[str, str]:
-    found = {}
+    """Resolved arguments of the command line."""
+    found = {"api_key": "None", "enable_mixed_chunk": "False"}
     place = 0
     while place < len(words):
         name, takes = words[place], FLAGS[words[place]]
         found[name.lstrip("-").replace("-", "_")] = words[place + 1] if takes else "True"
         place += 1 + takes
     return found
+
+
+def own(name: str, default: str = "") -> str:
+    """What the stub is told by a variable: STUB_FAULT, STUB_FAST, STUB_NOISE, STUB_RUNS, STUB_KV, ..."""
+    return os.environ.get(f"STUB_{name}", default)
 
 
 def lookup() -> float:
@@ -60,8 +57,8 @@ def lookup() -> float:
                 speed = SPEED.get(str(first["BLOCK_SIZE_M"]), 1.0)
         elif kernel and speed != 1.0:
             say(
-                f"Down MoE config file not found at {path}; reusing the tuned up-projection config without TMA. "
-                "Performance might be sub-optimal."
+                f"Down MoE config file not found at {path}; reusing the tuned up-projection config without "
+                "TMA. Performance might be sub-optimal."
             )
         else:
             say(
@@ -71,9 +68,9 @@ def lookup() -> float:
     return speed
 
 
-def noise(given: dict[str, str]) -> float:
-    size = float(given.get("noise", "0"))
-    journal = next(iter(glob.glob(os.path.join(given.get("runs", ""), "e*", "journal.jsonl"))), "")
+def noise() -> float:
+    size = float(own("NOISE", "0"))
+    journal = next(iter(glob.glob(os.path.join(own("RUNS"), "e*", "journal.jsonl"))), "")
     count = 0
     if size and os.path.exists(journal):
         with open(journal) as file:
@@ -83,68 +80,65 @@ def noise(given: dict[str, str]) -> float:
 
 def main() -> None:
     given = options(sys.argv[1:])
-    if "ignore_sigterm" in given:
+    fault = own("FAULT")
+    if fault == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    once = given.get("once", "")
-    fresh = bool(once) and not os.path.exists(once)
-    if fresh:
-        open(once, "w").close()
     arguments = {"model_path": "made-up/moe", "tp_size": 1, "moe_runner_backend": "triton"}
-    arguments |= {name: value for name, value in given.items() if name not in ("port", "runs", "noise")}
-    kv = int(given.get("kv", "100000"))
+    arguments |= {name: value for name, value in given.items() if name != "port"}
     say(f"server_args={arguments}")
-    if "say" in given:
-        say(given["say"])
-    if "die_at_start" in given or fresh:
+    for name in ("FAULT", "FAST", "SAY"):
+        if own(name):
+            say(f"stub {name}: {own(name)}")
+    if fault == "dies at start":
         raise SystemExit("ValueError: the stub dies as it was told")
     limits = "chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=48, context_len=4096"
-    say(f"max_total_num_tokens={kv}, {limits}, available_gpu_mem=12.68 GB")
-    speed = lookup() * float(given.get("fast", "1")) * noise(given)
+    say(f"max_total_num_tokens={own('KV', '100000')}, {limits}, available_gpu_mem=12.68 GB")
+    mixed = 1.2 if given["enable_mixed_chunk"] == "True" else 1.0
+    speed = lookup() * mixed * float(own("FAST", "1")) * noise()
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", int(given["port"])))
     listener.listen(16)
-    if "never_ready" not in given:
+    if fault != "never ready":
         say("The server is fired up and ready to roll!")
     while True:
         connection, _ = listener.accept()
         with connection:
             request = connection.recv(65536).decode("latin1").split(" ")
-            status, answer = respond(request[1] if len(request) > 1 else "", given, arguments, kv, speed)
+            status, answer = respond(request[1] if len(request) > 1 else "", fault, arguments, speed)
             body = json.dumps(answer).encode()
             head = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             connection.sendall(head.encode() + body)
 
 
-def respond(path: str, given: dict, arguments: dict, kv: int, speed: float) -> tuple[int, object]:
+def respond(path: str, fault: str, arguments: dict, speed: float) -> tuple[int, object]:
     if path == "/health":
-        return (503 if "never_ready" in given else 200), {}
+        return (503 if fault == "never ready" else 200), {}
     if path == "/server_info":
         state = {"effective_max_running_requests_per_dp": 48}
+        kv = int(own("KV", "100000"))
         return 200, {**arguments, "max_total_num_tokens": kv, "version": "0.5.23", "internal_states": [state]}
     if path == "/v1/models":
         return 200, {"data": [{"id": "made-up/moe", "max_model_len": 4096}]}
     if path.startswith("/pass"):
-        return one_pass(int(path.partition("=")[2]), given, speed)
+        return one_pass(int(path.partition("=")[2]), fault, speed)
     return 404, {}
 
 
-def one_pass(requests: int, given: dict, speed: float) -> tuple[int, object]:
-    if "die_under_load" in given:
+def one_pass(requests: int, fault: str, speed: float) -> tuple[int, object]:
+    if fault == "dies under load":
         say("Scheduler hit an exception: CUDA error: an illegal memory access was encountered")
         os._exit(1)
-    if "killed" in given:
+    if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if "answer_500" in given:
+    if fault == "answers 500":
         return 500, {}
-    time.sleep(float(given.get("slow_load", "0")))
-    completed = requests // 2 if "requests_fail" in given else requests
+    time.sleep(60 if fault == "hangs" else float(own("SLOW", "0")))
+    completed = requests // 2 if fault == "loses requests" else requests
     seconds = requests * 0.02 / speed
     answer = {"requested": requests, "completed": completed, "seconds": seconds, "tokens": completed * 16}
-    answer |= {"ttft": 100.0 / speed, "itl": 10.0 / speed, "mean_ttft": 120.0 / speed}
-    if "mean_only" in given:
-        answer["mean_ttft"] = 60.0
-    if "infinity" in given:
+    answer |= {"ttft": 100.0 / speed, "itl": 10.0 / speed}
+    if fault == "infinity":
         answer["seconds"] = float("inf")
     return 200, answer
 

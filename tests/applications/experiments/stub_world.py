@@ -25,7 +25,6 @@ RESULTS = {
     "output_tokens": "tokens",
     "ttft_ms": "ttft",
     "itl_ms": "itl",
-    "mean_ttft_ms": "mean_ttft",
 }
 
 
@@ -37,11 +36,13 @@ class World:
         folder: of everything.
         port: first port of its servers.
         flags: of the known-good server.
+        variables: of it.
     """
 
     folder: Path
     port: int
-    flags: tuple[str, ...] = ("--noise", "0.002")
+    flags: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     server: Mapping[str, object] = field(default_factory=dict)
     load: Mapping[str, object] = field(default_factory=dict)
     budget: Mapping[str, object] = field(default_factory=dict)
@@ -86,11 +87,14 @@ class World:
                 str(HERE / "stub_server.py"),
                 "--port",
                 "{port}",
-                "--runs",
-                str(self.state / "experiments"),
                 *self.flags,
             ],
-            "environment": {"SGLANG_MOE_CONFIG_DIR": str(self.root)},
+            "environment": {
+                "SGLANG_MOE_CONFIG_DIR": str(self.root),
+                "STUB_RUNS": str(self.state / "experiments"),
+                "STUB_NOISE": "0.002",
+                **self.variables,
+            },
             "config_root": str(self.root),
             "gpu": "NVIDIA H200",
             "model": "made-up/moe",

@@ -63,7 +63,9 @@ def duration_of(plan: Plan, finished: Sequence[Finished]) -> Duration:
 
 
 def spoken(seconds: float) -> str:
-    """A duration for a person: `40 s`, `12 min`, `3 h 20 min`."""
+    """A duration for a person: `0.4 s`, `40 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

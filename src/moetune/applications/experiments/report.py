@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moetune import __version__
 from moetune.applications.experiments.judging import Judge
+from moetune.applications.experiments.known_good import touches_files
 from moetune.applications.experiments.pasting import pasteable
 from moetune.applications.experiments.redaction import redacted_plan
 from moetune.domain.codec import to_json
@@ -40,6 +42,7 @@ class Report:
         folder: of its record and logs.
         plan: without its secrets.
         judgements: of each intervention, in the order of the plan, then of the last arm.
+        combined: interventions of the last arm.
         left_out: why interventions that help alone were not in the last arm.
         kept: interventions that stay: those of the last arm, when it helps.
         installs: of the config files that were left in place.
@@ -57,6 +60,7 @@ class Report:
     folder: Path
     plan: Plan
     judgements: tuple[Judgement, ...]
+    combined: tuple[str, ...]
     left_out: tuple[str, ...]
     kept: tuple[str, ...]
     installs: tuple[str, ...]
@@ -92,9 +96,19 @@ class Report:
         return tuple(path for one in self.kept_interventions for path in one.configs)
 
     @property
+    def flags(self) -> tuple[tuple[str, str], ...]:
+        """What of the command changes: `add`, `take out` or `set`, and the words, quoted for a shell."""
+        rows = []
+        for one in self.kept_interventions:
+            variables = [f"{name}={value}" for name, value in one.environment.items()]
+            rows += [("take out", shlex.join(one.remove)), ("add", shlex.join(one.arguments))]
+            rows.append(("set", shlex.join(variables)))
+        return tuple((name, words) for name, words in rows if words)
+
+    @property
     def changes_command(self) -> bool:
         """Whether what helped includes flags or variables."""
-        return any(one.arguments or one.remove or one.environment for one in self.kept_interventions)
+        return bool(self.flags)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `moetune experiment --json`."""
@@ -111,11 +125,13 @@ class Report:
             "proposed_blocks": self.proposed,
             "planned_blocks": self.planned,
             "arms": [to_json(one) for one in self.judgements],
+            "combined": list(self.combined),
             "left_out": list(self.left_out),
             "kept": {
                 "interventions": list(self.kept),
                 "installs": list(self.installs),
                 "root": self.root,
+                "flags": [{"change": name, "words": words} for name, words in self.flags],
                 "command": self.command,
             },
             "starts": [to_json(one) for one in self.starts],
@@ -133,6 +149,7 @@ def report_of(plan: Plan, name: str, folder: Path, facts: Facts) -> Report:
         folder=folder,
         plan=plain,
         judgements=Judge(plain, facts).all(),
+        combined=facts.combined or (),
         left_out=facts.left_out,
         kept=facts.keeping or (),
         installs=facts.kept,
@@ -191,8 +208,12 @@ def arm_details(report: Report, judgement: Judgement) -> tuple[tuple[str, str], 
         if one.declared and not _is_own(report, judgement.arm, one.what)
     ]
     rows += [("evidence", text) for text in validity.evidence if text not in validity.problems]
-    others = [one for one in judgement.comparisons if one.metric not in SHOWN_METRICS]
-    rows += [(one.metric, ratio_text(one)) for one in others]
+    others = [
+        f"{one.metric} {ratio_text(one)}"
+        for one in judgement.comparisons
+        if one.metric not in (*SHOWN_METRICS, "requests_per_s")
+    ]
+    rows += [("others", ", ".join(others))] if others else []
     if judgement.smallest_effect is not None and judgement.verdict.value in ("inconclusive", "equivalent"):
         rows.append(("could be found", f"a change of {judgement.smallest_effect:.1%} with this many starts"))
     rows += [("note", note) for note in judgement.notes]
@@ -200,16 +221,13 @@ def arm_details(report: Report, judgement: Judgement) -> tuple[tuple[str, str], 
 
 
 def _is_own(report: Report, arm: str, what: str) -> bool:
-    """Whether a difference is the argument that the intervention sets: no news."""
-    names = report.kept if arm == COMBINED else (arm,)
-    known = {one.name: one for one in report.plan.interventions}
-    flags = {
-        word.partition("=")[0].lstrip("-").replace("-", "_")
-        for name in names
-        if name in known
-        for word in (*known[name].arguments, *known[name].remove)
-        if word.startswith("-")
-    }
+    """Whether a difference is the intervention itself, which the evidence shows already."""
+    names = report.combined if arm == COMBINED else (arm,)
+    own = [one for one in report.plan.interventions if one.name in names]
+    if what.startswith("config ") and any(map(touches_files, own)):
+        return True
+    words = [word for one in own for word in (*one.arguments, *one.remove) if word.startswith("-")]
+    flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
     return what.removeprefix("argument ") in flags
 
 
@@ -234,6 +252,7 @@ def to_markdown(report: Report) -> str:
             lines.append("")
     lines += ["## What stays", ""]
     lines += [f"- {_cell(name)}" for name in report.kept] or ["Nothing: no arm helped."]
+    lines += [f"- {name} `{words}`" for name, words in report.flags]
     if report.changes_command:
         lines += ["", "    " + report.command]
     return "\n".join(lines) + "\n"
