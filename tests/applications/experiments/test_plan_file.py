@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.applications.experiments import plan_lines
 from moetune.applications.experiments.plan_fields import GENERATORS, SERVERS, fields_of
 from moetune.applications.experiments.plan_file import PlanError, parse_plan, read_plan
 from moetune.applications.experiments.plan_lines import MAX_BYTES, MAX_LINE, TomlFault, read_toml
@@ -225,7 +226,7 @@ def test_what_a_plan_needs(gone: str, said: str) -> None:
         ('OMP_NUM_THREADS = "1"', "OMP_NUM_THREADS = 1", 'has to be a text: write "1"'),
         ('OMP_NUM_THREADS = "1"', "OMP = true", 'write "true"'),
         ('host = "me@gpu-7.example"', 'host = "a b"', "a host as ssh takes it"),
-        ('host = "me@gpu-7.example"', 'host = "-J evil"', "none that begins with -"),
+        ('host = "me@gpu-7.example"', 'host = "-Jevil"', "none that begins with -"),
         ("[budget]", "[buget]", "is no key of a plan; did you mean budget?"),
         ('metric = "ttft_ms"', 'metric = "tfft_ms"', 'did you mean "ttft_ms"?'),
         ('metric = "ttft_ms"', "smallest_effect = 0.01", "has to be over the margin of 0.01"),
@@ -339,8 +340,15 @@ def test_what_is_no_plan_is_an_error_with_its_line(data: bytes, said: str) -> No
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    for path in (tmp_path, tmp_path / "missing", fifo, Path("/dev/zero"), Path("a\0b")):
-        with pytest.raises(PlanError):
+    said = {
+        tmp_path: "Is a directory",
+        tmp_path / "missing": "No such file",
+        fifo: "no regular file",
+        Path("/dev/zero"): "no regular file",
+        Path("a\0b"): "is no path",
+    }
+    for path, reason in said.items():
+        with pytest.raises(PlanError, match=reason):
             read_plan(path)
 
 
@@ -380,6 +388,14 @@ m = true
     assert lines[("i", "j", 0)] == 13
     assert lines[("i", "j", 1, "k")] == 15
     assert lines[("i", "j", 1, "l", "m")] == 17
+
+
+@pytest.mark.parametrize(
+    "text", ["a ! 1\n", "a = [1 ; 2]\n", "a = {b = 1 ; c = 2}\n", "a = [1", "a = '", "[", "\\"]
+)
+def test_a_form_that_only_a_later_toml_has_costs_no_more_than_its_lines(text: str) -> None:
+    """Should a reader take more than the scanner knows, the scanner ends, and knows what stood before."""
+    assert plan_lines._Scanner("first = 1\n" + text).scan()[("first",)] == 1
 
 
 NAMES = st.text("abc _-.é\"'\\\n", min_size=0, max_size=6)

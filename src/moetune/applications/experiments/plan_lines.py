@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -110,6 +111,10 @@ def _depth(value: Mapping[str, Any]) -> int:
     return depth
 
 
+class _LostError(Exception):
+    """The scanner does not understand what the reader took."""
+
+
 class _Scanner:
     """Walks a valid document once, from left to right."""
 
@@ -121,15 +126,18 @@ class _Scanner:
         self._tables: dict[Place, int] = {}  # arrays of tables: how many they hold so far
 
     def scan(self) -> dict[Place, int]:
+        """Places and lines; those up to a form that only a later TOML has, where the reader takes one."""
+        with suppress(IndexError, _LostError):
+            self._document()
+        return self._lines
+
+    def _document(self) -> None:
         base: Place = ()
         while True:
             self._skip(_BETWEEN)
             if self._at >= len(self._text):
-                return self._lines
-            if self._text[self._at] == "[":
-                base = self._header()
-            else:
-                self._pair(base)
+                return
+            base = self._header() if self._text[self._at] == "[" else self._pair(base)
 
     def _header(self) -> Place:
         line = self._here()
@@ -156,14 +164,17 @@ class _Scanner:
         count = self._tables.get(place, 0)
         return (*place, count - 1) if count else place
 
-    def _pair(self, base: Place) -> None:
+    def _pair(self, base: Place) -> Place:
         line = self._here()
         place = base
         for part in self._key():
             place = (*place, part)
             self._lines.setdefault(place, line)
-        self._at += 1  # the equals sign
+        if self._text[self._at] != "=":
+            raise _LostError
+        self._at += 1
         self._value(place)
+        return base
 
     def _value(self, place: Place) -> None:
         self._skip(_BLANK)
@@ -188,9 +199,7 @@ class _Scanner:
             self._lines[item] = self._here()
             self._value(item)
             position += 1
-            self._skip(_BETWEEN)
-            if self._text[self._at] == ",":
-                self._at += 1
+            self._separator("]")
         self._at += 1
 
     def _inline(self, place: Place) -> None:
@@ -200,10 +209,15 @@ class _Scanner:
             if self._text[self._at] == "}":
                 break
             self._pair(place)
-            self._skip(_BETWEEN)
-            if self._text[self._at] == ",":
-                self._at += 1
+            self._separator("}")
         self._at += 1
+
+    def _separator(self, end: str) -> None:
+        self._skip(_BETWEEN)
+        if self._text[self._at] == ",":
+            self._at += 1
+        elif self._text[self._at] != end:
+            raise _LostError
 
     def _key(self) -> list[str]:
         """A dotted key, up to the sign after it."""
