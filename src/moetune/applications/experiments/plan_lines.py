@@ -240,6 +240,8 @@ class _Scanner:
         fence = quote * 3 if self._text.startswith(quote * 3, self._at) else quote
         start = end = self._at + len(fence)
         while not self._text.startswith(fence, end):
+            if end >= len(self._text):
+                raise _LostError
             end += 2 if quote == '"' and self._text[end] == "\\" else 1
         self._at = end + len(fence)
         while len(fence) == 3 and self._text.startswith(quote, self._at):  # quotes before the closing fence
