@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from moetune.applications.catalogue import tuned_files
 from moetune.applications.checkpoints import resolve
 from moetune.applications.environment import config_trees, find_installed
+from moetune.applications.experiments.candidates import CANDIDATES, ONLY_ON, Candidate
 from moetune.applications.experiments.plan_checks import command_facts, problems_of_arm
 from moetune.applications.experiments.plan_text import render_plan
 from moetune.applications.request import DEFAULT_OUT
@@ -38,100 +39,6 @@ _GENERATORS = {"sglang": "sglang.bench_serving", "vllm": "vllm bench serve"}
 _DEFAULT_ON, _NOT_THERE = "on by default", "does not have it"
 _SHOWN = ("load.requests", "load.concurrency", "load.input_tokens", "load.output_tokens")
 _RUNNER_FLAGS = {"sglang": "--moe-runner-backend", "vllm": "--moe-backend"}
-_FUSED = "fused all-reduce"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A difference that may be worth a try.
-
-    Attributes:
-        name: of the arm.
-        arguments: that it adds.
-        why: what it does and what to expect.
-        unless_default: it switches something off that another candidate would switch on: tried only
-            where that one is on by default.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    why: str
-    unless_default: str = ""
-
-
-# Simplest first: a flag before another kernel, and that before other sizes. Which of them a release, a
-# GPU and a model take is not said here: the table of flags is asked.
-_CANDIDATES: Mapping[str, tuple[Candidate, ...]] = {
-    "sglang": (
-        Candidate(
-            "sum inside the MoE kernel",
-            ("--enable-fused-moe-sum-all-reduce",),
-            "Adds a token's experts inside the down kernel instead of in a kernel of its own; no line of the "
-            "log shows it, so its resolved argument counts. Compare answers too: sums come in another order.",
-        ),
-        Candidate(
-            _FUSED,
-            ("--flashinfer-allreduce-fusion-backend", "auto"),
-            "FlashInfer's all-reduce fused with the norm behind it, for steps of at most 2,048 tokens.",
-        ),
-        Candidate(
-            _FUSED,
-            ("--enable-flashinfer-allreduce-fusion",),
-            "FlashInfer's all-reduce fused with the norm behind it, for steps of at most 2,048 tokens.",
-        ),
-        Candidate(
-            "no fused all-reduce",
-            ("--enforce-disable-flashinfer-allreduce-fusion",),
-            "FlashInfer's fused all-reduce is on by default for this model on this GPU: what is it worth?",
-            unless_default=_FUSED,
-        ),
-        Candidate(
-            "prefill graphs",
-            ("--enable-piecewise-cuda-graph",),
-            "Graphs for prefill too, which this release does not capture by default.",
-        ),
-        Candidate(
-            "the Triton MoE runner",
-            ("--moe-runner-backend", "triton"),
-            "Another MoE runner is the default here; tuned files matter only with this one.",
-        ),
-        Candidate(
-            "FlashInfer's TRT-LLM MoE runner",
-            ("--moe-runner-backend", "flashinfer_trtllm"),
-            "On GPUs of sm_10x another runner can be faster than a tuned Triton kernel.",
-        ),
-        Candidate(
-            "prefill steps of 16384 tokens",
-            ("--chunked-prefill-size", "16384"),
-            "Larger prefill steps: throughput against the time to the first token, and less room for KV.",
-        ),
-    ),
-    "vllm": (
-        Candidate(
-            _FUSED,
-            ("--compilation-config", '{"pass_config": {"fuse_allreduce_rms": true}}'),
-            "FlashInfer's all-reduce fused with the norm behind it.",
-        ),
-        Candidate(
-            "no fused all-reduce",
-            ("--compilation-config", '{"pass_config": {"fuse_allreduce_rms": false}}'),
-            "FlashInfer's fused all-reduce is on by default on this GPU: what is it worth?",
-            unless_default=_FUSED,
-        ),
-        Candidate(
-            "the Triton MoE backend",
-            ("--moe-backend", "triton"),
-            "Another MoE backend is the default here; tuned files matter only with this one.",
-        ),
-        Candidate(
-            "steps of 16384 tokens",
-            ("--max-num-batched-tokens", "16384"),
-            "Larger steps: throughput against the time to the first token, and less room for KV.",
-        ),
-    ),
-}
-# Runners that are offered only where they were published to be ahead: majors of compute capabilities.
-_ONLY_ON = {"flashinfer_trtllm": (10,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +84,9 @@ def suggest(
     Raises:
         MoetuneError: for a model, GPU or server that is not known.
     """
-    if server not in _CANDIDATES:
+    if server not in CANDIDATES:
         raise InputError(
-            f"arms are known for {' and '.join(_CANDIDATES)}, not for {printable(server, 40)!r}",
+            f"arms are known for {' and '.join(CANDIDATES)}, not for {printable(server, 40)!r}",
             "write the plan by hand: docs/experiment-plan.md",
         )
     environ = os.environ if environ is None else environ
@@ -323,7 +230,7 @@ class _Suggesting:
         default_on: set[str] = set()
         taken: set[str] = set()
         base_flags = {setting.name for setting in self._facts.settings}
-        for candidate in _CANDIDATES[self._server.name]:
+        for candidate in CANDIDATES[self._server.name]:
             one = Intervention(candidate.name, arguments=candidate.arguments)
             flags = {setting.name for setting in settings_of(self._server.name, candidate.arguments)}
             if candidate.name in taken or flags & base_flags:
@@ -341,7 +248,7 @@ class _Suggesting:
         if candidate.arguments[0] not in ("--moe-runner-backend", "--moe-backend"):
             return True
         wanted = candidate.arguments[1]
-        majors = _ONLY_ON.get(wanted)
+        majors = ONLY_ON.get(wanted)
         capability = self._gpu.compute_capability
         if majors is not None and (capability is None or capability[0] not in majors):
             return False
