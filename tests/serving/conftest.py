@@ -53,9 +53,9 @@ class Real:
         return ServerPlan(
             name="other",
             command=(
-                *(sys.executable, str(HERE / "serve.py"), "--experts", self.config(implementation)),
-                *("serve", str(self.model), "--device", "cpu", "--dtype", "float32"),
-                *("--host", "127.0.0.1", "--port", "{port}", "--log-level", "info"),
+                *(sys.executable, str(HERE / "serve.py"), "serve", str(self.model)),
+                *("--device", "cpu", "--dtype", "float32", "--log-level", "info"),
+                *("--host", "127.0.0.1", "--port", "{port}", "--experts", self.config(implementation)),
             ),
             environment=ENVIRONMENT,
             port=free_port(),
@@ -64,8 +64,10 @@ class Real:
             stop_s=20.0,
         )
 
-    def load(self, requests: int = 16, passes: int = 1) -> LoadPlan:
-        """SGLang's generator, by way of the completions that both servers have."""
+    def load(
+        self, requests: int = 8, input_tokens: int = 8, output_tokens: int = 4, passes: int = 1
+    ) -> LoadPlan:
+        """SGLang's generator, by way of the completions that all servers have."""
         return LoadPlan(
             "sglang.bench_serving",
             command=(sys.executable, str(self.bench)),
@@ -73,8 +75,8 @@ class Real:
             environment={**ENVIRONMENT, "PYTHONPATH": str(self.extras)},
             requests=requests,
             concurrency=2,
-            input_tokens=8,
-            output_tokens=16,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             passes=passes,
             limit_s=240.0,
         )
@@ -108,3 +110,9 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that take minutes: at the end one of them would be waited for."""
+    items.sort(key=lambda item: HERE not in item.path.parents)

@@ -1,4 +1,4 @@
-"""`transformers serve` for load generators: `serve.py --experts FILE serve MODEL ...`.
+"""`transformers serve` for load generators: `serve.py serve MODEL ... --experts FILE`.
 
 Two things are added to the real server. It ignores request fields that it does not know (`ignore_eos`, which
 all generators send) where it would answer 422. And FILE becomes the model's config.json before the start, as
@@ -40,11 +40,9 @@ def say_experts(manager: Any, *arguments: Any, **named: Any) -> Any:
 load_model = ModelManager._load_model
 
 if __name__ == "__main__":
-    flag, file = sys.argv[1:3]
-    if flag != "--experts":
-        sys.exit("usage: serve.py --experts FILE serve MODEL ...")
-    del sys.argv[1:3]
-    put_in_place(Path(file))
+    place = sys.argv.index("--experts")
+    put_in_place(Path(sys.argv[place + 1]))
+    del sys.argv[place : place + 2]
     BaseHandler._validate_request = drop_unknown_fields
     ModelManager._load_model = say_experts
     main()

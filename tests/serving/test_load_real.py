@@ -17,35 +17,29 @@ from tests.serving.conftest import Real
 def measured(real: Real, implementation: str) -> tuple[LoadResult, ...]:
     """Two passes of one start, after one that does not count."""
     with real.running(real.server(implementation), implementation) as server:
-        results = measure(real.load(passes=2), server.url, str(real.model), real.folder, implementation)
+        results = measure(
+            real.load(8, 48, 4, passes=2), server.url, str(real.model), real.folder, implementation
+        )
         assert f"experts_implementation={implementation}" in server.log.read_text()
     return results
 
 
-@pytest.fixture(scope="module")
-def by_kernel(real: Real) -> dict[str, tuple[LoadResult, ...]]:
-    """Results of a start with each of two kernels."""
-    return {name: measured(real, name) for name in ("batched_mm", "grouped_mm")}
+def test_every_request_is_answered_in_full_and_the_faster_kernel_is_seen(real: Real) -> None:
+    by_kernel = {name: measured(real, name) for name in ("batched_mm", "grouped_mm")}
 
-
-def test_every_request_is_answered_in_full(by_kernel: dict[str, tuple[LoadResult, ...]]) -> None:
     for results in by_kernel.values():
         assert len(results) == 2
         for result in results:
-            assert (result.requested, result.completed) == (16, 16)
-            assert (result.input_tokens, result.output_tokens) == (16 * 8, 16 * 16)
+            assert (result.requested, result.completed) == (8, 8)
+            assert (result.input_tokens, result.output_tokens) == (8 * 48, 8 * 4)
             assert result.output_tokens_per_s > 0
             assert result.ttft_ms is not None
             assert result.ttft_ms > 0
-
-
-def test_the_faster_kernel_is_seen_as_faster(by_kernel: dict[str, tuple[LoadResult, ...]]) -> None:
     rates = {
         name: median(result.output_tokens_per_s for result in results) for name, results in by_kernel.items()
     }
-
-    # About 2 on an idle machine, where they are told apart by 30 times their noise.
-    assert rates["grouped_mm"] > 1.2 * rates["batched_mm"], rates
+    # About 6 with prompts that long, and 2 with short ones, which a busy machine hides.
+    assert rates["grouped_mm"] > 1.5 * rates["batched_mm"], rates
 
 
 def test_a_server_that_refuses_every_request_gives_no_numbers(real: Real) -> None:
