@@ -24,8 +24,9 @@ import numpy as np
 from moetune.domain.decision import Claim, arms_of_last, claim_of, proposed_blocks
 from moetune.domain.experiment import ScheduledStart, Verdict
 from moetune.domain.experiment_plan import BASELINE, COMBINED, DecisionPlan
-from moetune.domain.looks import look_at
+from moetune.domain.looks import look_at, looks_of
 from moetune.domain.permutation import Blocks
+from moetune.domain.power import CHANCE
 from moetune.domain.schedule import BASELINE_STARTS, block_of
 
 _ORDERS = 200  # different orders of starts: drawing one for each experiment takes longer than judging it
@@ -340,6 +341,34 @@ def _print_plans() -> None:
         print(f"| {noise:.0%} | {' | '.join(cells)} |")
 
 
+def _print_designs(draws: int, seed: int) -> None:
+    """How many starts of the baseline a block should have: one look, 3% at 2% noise, found in 80%."""
+    print(
+        "\nStarts of the baseline in a block: fewest blocks and starts, one look at the level of the last\n"
+    )
+    print("| interventions | 1 in a block | 2 | 3 |")
+    print("|---|---:|---:|---:|")
+    decision = DecisionPlan()
+    for arms in (1, 2, 4):
+        level = looks_of(100, arms, decision.alpha)[-1].helps
+        cells = []
+        for baselines in (1, 2, 3):
+            blocks = _fewest_blocks(baselines, level, draws, seed)
+            cells.append(f"{blocks} blocks, {blocks * (arms + baselines)} starts")
+        print(f"| {arms} | {' | '.join(cells)} |", flush=True)
+
+
+def _fewest_blocks(baselines: int, level: float, draws: int, seed: int) -> int:
+    decision = DecisionPlan()
+    values = np.random.default_rng(seed).normal(0, decision.noise, (draws, 30, 1 + baselines))
+    values[:, :, 0] += math.log1p(decision.smallest_effect)
+    for count in range(4, 30):
+        tables = [Blocks(one[:count, 0].tolist(), one[:count, 1:].tolist()) for one in values]
+        if sum(one.probability() <= level for one in tables) >= CHANCE * draws:
+            return count
+    return 30
+
+
 def main() -> None:
     """Print the tables of docs/experiment-statistics.md."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -353,6 +382,7 @@ def main() -> None:
         f"numpy {np.__version__}, {platform.machine()}"
     )
     _print_plans()
+    _print_designs(count, seed)
     _print_table("No intervention has an effect (2 interventions)", NOTHING, count, seed)
     _print_table("No effect, otherwise", MORE_NOTHING, count, seed)
     _print_table("Something to find", SOMETHING, count, seed)

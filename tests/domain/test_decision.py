@@ -147,6 +147,16 @@ def test_an_experiment_that_ends_early_is_judged_by_what_it_has() -> None:
     assert (ended.verdict, ended.decided) == (Verdict.HELPS, True)
 
 
+def test_an_arm_that_its_own_numbers_stopped_gets_no_second_chance() -> None:
+    # At block 7 the smallest effect is excluded; with all of alpha the same numbers would be a claim.
+    experiments = [drawn(0.012, noise=0.01, blocks=7, seed=seed) for seed in range(40)]
+    judged = [(one, judge("x", *one, PLAN, 1, BLOCKS)) for one in experiments]
+    stopped = [(one, said) for one, said in judged if said.verdict is Verdict.INCONCLUSIVE and said.decided]
+    assert any(judge("x", *one, PLAN, 1, 7).verdict is Verdict.HELPS for one, _ in stopped)
+    for one, said in stopped:
+        assert judge("x", *one, PLAN, 1, BLOCKS, ends=True) == said
+
+
 def test_more_arms_need_more_evidence() -> None:
     # One start short of the best possible: enough for one arm, too little for one of eight
     baseline = [[1000.0, 1001.0]] * 6

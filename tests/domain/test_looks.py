@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.looks import HELPS_PART, HURTS_PART, least_p, look_at, looks_of
+from moetune.domain.looks import HELPS_PART, HURTS_PART, least_p, look_at, look_at_end, looks_of
 
 PLANNED, ARMS = st.integers(1, 200), st.integers(1, 12)
 ALPHAS = st.sampled_from([0.01, 0.05, 0.2])
@@ -55,9 +55,8 @@ def test_an_experiment_that_ends_early_uses_what_is_left_and_no_more(
     ended = data.draw(st.integers(1, planned))
     looks = looks_of(planned, arms, alpha)
     used = math.fsum(one.helps for one in looks if one.blocks < ended)
-    last, due = look_at(ended, planned, arms, alpha, ends=True)
-    assert due
-    assert last.last
+    last = look_at_end(ended, planned, arms, alpha)
+    assert (last.blocks, last.last) == (ended, True)
     assert used + last.helps == pytest.approx(alpha * HELPS_PART / arms)
 
 

@@ -23,7 +23,7 @@ from moetune.domain.experiment import (
     Verdict,
 )
 from moetune.domain.experiment_plan import BASELINE, DecisionPlan
-from moetune.domain.looks import STOP_LEVEL, Look, look_at
+from moetune.domain.looks import STOP_LEVEL, Look, look_at, look_at_end
 from moetune.domain.noise import noise_of, start_value
 from moetune.domain.permutation import ROUNDING, Blocks
 from moetune.domain.power import arms_of_last, proposed_blocks, smallest_effect
@@ -48,10 +48,15 @@ class Claim:
     Attributes:
         verdict: helps, hurts, equivalent or inconclusive.
         stops: more starts would not change it, or are not worth it.
+        disputed: the verdict that did not stand, when there is one.
     """
 
     verdict: Verdict
     stops: bool
+    disputed: Verdict | None = None
+
+
+_OPEN = Claim(Verdict.INCONCLUSIVE, stops=False)
 
 
 def judge(
@@ -95,15 +100,18 @@ def judge(
             notes=(f"no block has {metric} of both",),
             decided=ends,
         )
-    look, due = look_at(len(paired.blocks), planned_blocks, arms, decision.alpha, ends=ends)
+    count = len(paired.blocks)
+    beside = _estimate(baseline, starts, _COMPANIONS.get(metric))
+    look, due = look_at(count, planned_blocks, arms, decision.alpha)
+    claim = _undisputed(paired.blocks, beside, decision, look) if due else _OPEN
+    if ends and not claim.stops:
+        look, due = look_at_end(count, planned_blocks, arms, decision.alpha), True
+        claim = _undisputed(paired.blocks, beside, decision, look)
     comparisons = tuple(_comparisons(baseline, starts, metric, look))
-    claim = claim_of(paired.blocks, decision, look) if due else Claim(Verdict.INCONCLUSIVE, stops=False)
-    objection = _objection(claim.verdict, comparisons, decision.margin)
-    if objection:
-        claim = Claim(Verdict.INCONCLUSIVE, look.last and due)
+    objection = _objection(claim, comparisons)
     effect = math.log(comparisons[0].ratio)
     noise = paired.blocks.noise(effect)
-    findable = smallest_effect(noise, len(paired.blocks), arms, decision)
+    findable = smallest_effect(noise, count, arms, decision)
     notes = (
         *objection,
         *_reasons(claim, comparisons[0], decision, look, due),
@@ -209,20 +217,33 @@ def _median(starts: Sequence[StartResult], metric: str) -> float:
     return median(value for one in starts if (value := start_value(one, metric)) is not None)
 
 
-def _objection(verdict: Verdict, comparisons: Sequence[Comparison], margin: float) -> tuple[str, ...]:
-    """Why the mean (or median) beside the deciding metric does not let a verdict stand; empty: it does."""
+def _estimate(
+    baseline: Sequence[StartResult], starts: Sequence[StartResult], metric: str | None
+) -> float | None:
+    paired = _pair(baseline, starts, metric) if metric is not None else None
+    return paired.blocks.estimate() if paired is not None else None
+
+
+def _undisputed(blocks: Blocks, beside: float | None, decision: DecisionPlan, look: Look) -> Claim:
+    """What a look says, unless the mean (or median) beside the deciding metric says otherwise."""
+    claim = claim_of(blocks, decision, look)
+    if beside is None or claim.verdict is Verdict.INCONCLUSIVE:
+        return claim
+    if claim.verdict is Verdict.EQUIVALENT:
+        disputed = abs(beside) > math.log1p(decision.margin)
+    else:
+        disputed = beside * blocks.estimate() <= 0
+    return Claim(Verdict.INCONCLUSIVE, look.last, claim.verdict) if disputed else claim
+
+
+def _objection(claim: Claim, comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """Says which verdict did not stand, and why."""
     first = comparisons[0]
     beside = next((one for one in comparisons if one.metric == _COMPANIONS.get(first.metric)), None)
-    if beside is None or verdict is Verdict.INCONCLUSIVE:
-        return ()
-    if verdict is Verdict.EQUIVALENT:
-        objects = abs(math.log(beside.ratio)) > math.log1p(margin)
-    else:
-        objects = math.log(beside.ratio) * math.log(first.ratio) <= 0
-    if not objects:
+    if claim.disputed is None or beside is None:
         return ()
     return (
-        f"{first.metric} alone says {verdict.value} ({_shown(first)}), {beside.metric} does not "
+        f"{first.metric} alone says {claim.disputed.value} ({_shown(first)}), {beside.metric} does not "
         f"({_shown(beside)}): a median and a mean that disagree decide nothing",
     )
 

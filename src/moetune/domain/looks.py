@@ -81,7 +81,7 @@ def looks_of(planned: int, arms: int, alpha: float) -> tuple[Look, ...]:
     return tuple(looks)
 
 
-def look_at(blocks: int, planned: int, arms: int, alpha: float, *, ends: bool = False) -> tuple[Look, bool]:
+def look_at(blocks: int, planned: int, arms: int, alpha: float) -> tuple[Look, bool]:
     """What may be claimed after so many blocks.
 
     Args:
@@ -89,18 +89,30 @@ def look_at(blocks: int, planned: int, arms: int, alpha: float, *, ends: bool = 
         planned: most blocks.
         arms: how many arms share alpha.
         alpha: most probability of a wrong claim over the whole experiment.
-        ends: nothing comes after these blocks, for a reason that their numbers do not know (the budget is
-            spent): what the looks that did not come would have used is used now.
 
     Returns:
         The look that is due, else the next one, and whether it is due.
     """
     looks = looks_of(max(planned, 1), arms, alpha)
+    look = next((one for one in looks if one.blocks >= blocks), looks[-1])
+    return look, look.blocks <= blocks
+
+
+def look_at_end(blocks: int, planned: int, arms: int, alpha: float) -> Look:
+    """The look at an arm that ends before its planned blocks, for a reason that its numbers do not know.
+
+    What the looks that did not come would have used is used now. An arm that was stopped by its own numbers
+    has no such look: it would be a second chance.
+
+    Args:
+        blocks: with a pair.
+        planned: most blocks.
+        arms: how many arms share alpha.
+        alpha: most probability of a wrong claim over the whole experiment.
+    """
+    looks = looks_of(max(planned, 1), arms, alpha)
     left = [one for one in looks if one.blocks >= blocks] or [looks[-1]]
-    if ends and blocks < planned:
-        own = sum(one.interval for one in left)
-        return _look(blocks, own, last=True), True
-    return left[0], left[0].blocks <= blocks
+    return _look(blocks, math.fsum(one.interval for one in left), last=True)
 
 
 def _look(blocks: int, own: float, *, last: bool) -> Look:

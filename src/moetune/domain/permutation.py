@@ -120,9 +120,10 @@ class Blocks:
         for row, size in zip(offsets.tolist(), self._sizes.tolist(), strict=True):
             own = row[:size]
             longer = np.zeros(len(chances) + max(own))
+            chances /= size
             for offset in own:
                 longer[offset : offset + len(chances)] += chances
-            chances = longer / size
+            chances = longer
         seen = int(offsets[:, 0].sum())
         return float(min(1.0, chances[seen:].sum())), float(min(1.0, chances[: seen + 1].sum()))
 
@@ -155,7 +156,8 @@ class Blocks:
         """Median difference within blocks; their mean where half of them are none."""
         first, second, known = self._pairs
         sizes = np.abs(values[:, first] - values[:, second])[known]
-        return float(np.median(sizes)) or float(np.mean(sizes))
+        sizes.sort()
+        return float(sizes[(len(sizes) - 1) // 2] + sizes[len(sizes) // 2]) / 2 or float(sizes.mean())
 
     def _where(self, is_below: Callable[[float], bool]) -> float:
         """Where a condition that holds for small effects stops to hold, by halving."""
