@@ -247,6 +247,7 @@ def test_more_requests_than_asked_for_are_no_full_answer() -> None:
         b"[]",
         b"[" * 100_000,
         b'{"a":' * 100_000,
+        b'{"a":' * 60 + b"1" + b"}" * 60,
         b'{"completed": 1' + b"0" * 5000 + b"}",
         b'{"completed": 1, "completed": 2}',
         b'{"duration": 1e999}',
@@ -255,7 +256,7 @@ def test_more_requests_than_asked_for_are_no_full_answer() -> None:
         b'\xef\xbb\xbf{"completed": 1}',
         b"Traceback (most recent call last):\n",
     ],
-    ids=lambda text: repr(text[:12]),
+    ids=lambda text: f"{text[:12]!r} {len(text)}",
 )
 def test_a_broken_document_is_an_error_and_never_a_traceback(reader: Reader, text: bytes) -> None:
     with pytest.raises(LoadResultError):

@@ -208,13 +208,11 @@ class _Values:
             raise LoadResultError(
                 f"{printable(place)} in {self.what} is {printable(repr(value), 40)}, which is no number"
             )
-        # Compared as it is: a whole number of 64 digits does not fit a float.
-        if isinstance(value, float) and not math.isfinite(value):
-            raise LoadResultError(
-                f"{printable(place)} in {self.what} is {value}, which is no measured number"
-            )
+        # Neither NaN nor an infinity lies between, and a whole number of 60 digits stays one here.
         if not 0 <= value <= _MAX_COUNT:
-            raise LoadResultError(f"{printable(place)} in {self.what} is {value:.6g}, which cannot be")
+            raise LoadResultError(
+                f"{printable(place)} in {self.what} is {printable(str(value), 40)}, which cannot be"
+            )
         return float(value)
 
 
