@@ -27,6 +27,10 @@ class Case:
         idle_experts: experts below this number get no token.
         elsewhere: experts from this number on are held by another rank, None for none.
         padded_multiple: what the padded length is rounded up to.
+        scales: beside block scales: `tensor`, `channel`, `group`.
+        weight: type of the weights where it is not that of the activations: `i8`, or `u4` and `u8` in groups.
+        group_size: weights along K that share a scale.
+        zero_point: groups have a zero point of their own.
     """
 
     kernel: str = "up"
@@ -43,6 +47,10 @@ class Case:
     idle_experts: int = 0
     elsewhere: int | None = None
     padded_multiple: int = 4
+    scales: str = "none"
+    weight: str = ""
+    group_size: int = 0
+    zero_point: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,10 @@ def interpret(cases: list[Case]) -> list[Outcome]:
 
 
 def _multiply_bf16_as_numbers() -> None:
-    """Triton 3.6's interpreter keeps bf16 as 16-bit integers, and its dot multiplies those."""
+    """Triton 3.6's interpreter keeps bf16 as 16-bit integers; its dot multiplies those, and integers stay.
+
+    An integer that becomes a bf16 goes by way of a float32 here, which holds those of 8 bits.
+    """
     import numpy as np
     from triton.language import bfloat16, float32
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -95,7 +106,13 @@ def _multiply_bf16_as_numbers() -> None:
     def patched(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return create_dot(self, as_float32(a), as_float32(b), *rest)
 
+    def to_bf16_by_float32(self: Any, source: Any, target: Any) -> Any:
+        if target.scalar != bfloat16:
+            return self.cast_impl(source, target)
+        return self.cast_impl(TensorHandle(source.data.astype(np.float32), float32), target)
+
     InterpreterBuilder.create_dot = patched
+    InterpreterBuilder.create_si_to_fp = to_bf16_by_float32
 
 
 def _main() -> None:

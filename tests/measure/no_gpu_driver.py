@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget
 
 from moetune.domain.compilation import CompileTask
 from moetune.domain.identity import problem_from_json
-from moetune.measure import kernels, layer
+from moetune.domain.kernel_format import KernelFormat, kernel_format
+from moetune.measure import dequantizing_kernel, kernels, layer
 from moetune.measure.alignment import align
 
 HITS: list[bool] = []
@@ -59,12 +60,15 @@ def main() -> None:
     triton.runtime.driver.set_active(NoGpu(document["arch"]))
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: HITS.append(cache_hit)
     kernels.moe_grouped_gemm = WarmedUp(kernels.moe_grouped_gemm)
+    dequantizing_kernel.moe_dequantizing_gemm = WarmedUp(dequantizing_kernel.moe_dequantizing_gemm)
+    kind = kernel_format(problem)
+    assert isinstance(kind, KernelFormat)
     tasks = [(CompileTask.from_json(item["task"]), item["m"]) for item in document["tasks"]]
     data = layer.Data(
         problem,
         max(m for _, m in tasks),
         {"up": 1, "down": 1},
-        tasks[0][0].operand_type,
+        kind,
         torch.device("cpu"),
         0,
     )

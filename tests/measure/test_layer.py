@@ -49,6 +49,10 @@ FP8 = replace(
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def quantized(dtype: Dtype, **rest: Any) -> Problem:
+    return replace(SEED, K=384, quantization=Quantization(dtype, "made", **rest))
+
+
 def binaries(server: Server, problem: Problem, ms: tuple[int, ...], config: KernelConfig) -> list[Any]:
     """One task for each launch class of both kernels, with an m that launches it."""
     found = []
@@ -69,8 +73,41 @@ def binaries(server: Server, problem: Problem, ms: tuple[int, ...], config: Kern
         (replace(SEED, bias=True, topk=1), KernelConfig(32, 32, 64, 8, 4, 2)),
         (FP8, KernelConfig(16, 64, 128, 1, 4, 2)),
         (replace(SEED, server="vllm", server_version="0.33.0"), KernelConfig(16, 32, 64, 1, 4, 2)),
+        (quantized(Dtype.FP8_W8A8), KernelConfig(16, 64, 128, 1, 4, 2)),
+        (quantized(Dtype.FP8_W8A8, dynamic_activation=False), KernelConfig(64, 64, 128, 1, 4, 2)),
+        (quantized(Dtype.FP8_W8A8, per_channel=True, dynamic_activation=True), KernelConfig(16, 32, 64, 1)),
+        (quantized(Dtype.INT8_W8A8, per_channel=True), KernelConfig(16, 32, 64, 1)),
+        (quantized(Dtype.INT8_W8A8, block_shape=(128, 128)), KernelConfig(16, 32, 64, 1)),
+        (quantized(Dtype.INT8_W8A16, per_channel=True), KernelConfig(16, 32, 64, 1)),
+        (quantized(Dtype.INT8_W8A16, group_size=128, zero_point=True), KernelConfig(16, 32, 64, 1)),
+        (quantized(Dtype.INT4_W4A16, group_size=128), KernelConfig(16, 32, 64, 1)),
+        (quantized(Dtype.INT4_W4A16, group_size=32, zero_point=True), KernelConfig(16, 32, 64, 1)),
+        (
+            replace(
+                quantized(Dtype.INT4_W4A16, group_size=128, zero_point=True),
+                server="vllm",
+                server_version="0.33.0",
+                activation_dtype=Dtype.FP16,
+            ),
+            KernelConfig(16, 32, 64, 1),
+        ),
     ],
-    ids=["bf16", "bias and one expert a token", "fp8 with swap_ab", "vllm"],
+    ids=[
+        "bf16",
+        "bias and one expert a token",
+        "fp8 with swap_ab",
+        "vllm",
+        "fp8 by tensor",
+        "fp8 by tensor, static",
+        "fp8 by channel",
+        "int8 by channel",
+        "int8 by block",
+        "int8 weights by channel",
+        "int8 weights by group",
+        "int4",
+        "int4 with zero points",
+        "int4 in fp16 as vllm launches it",
+    ],
 )
 def test_the_measuring_process_compiles_nothing(
     problem: Problem, config: KernelConfig, tmp_path: Path

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from moetune.domain.config import KernelConfig
+from moetune.domain.kernel_format import Scales, kernel_format
 from moetune.domain.launch import Launch, LaunchClass
-from moetune.domain.quantization import Dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ class CompileTask:
     Attributes:
         launch: what to compile.
         arch: compute capability as Triton writes it: 90 for 9.0.
-        operand_type: Triton's name of the type of both dot operands: `bf16`, `fp16`, `fp8e4nv`.
+        operand_type: Triton's name of the type of the activations: `bf16`, `fp16`, `fp8e4nv`, `i8`.
         output_type: Triton's name of the type of the output.
         n: output columns.
         k: columns of the activations.
@@ -57,6 +57,10 @@ class CompileTask:
         num_slots_divisible: the number of slots is a multiple of 16.
         num_slots_is_one: there is one slot, a value that Triton specialises on.
         pdl_early: with PDL, the next kernel may start at once.
+        weight_type: Triton's name of the type of the weights in memory, empty where it is operand_type.
+        scales: which numbers share a scale; block scales are those of the launch.
+        group_size: weights along K that share a scale, with scales by group.
+        zero_point: groups have a zero point of their own.
     """
 
     launch: Launch
@@ -72,6 +76,22 @@ class CompileTask:
     num_slots_divisible: bool = True
     num_slots_is_one: bool = False
     pdl_early: bool = False
+    weight_type: str = ""
+    scales: Scales = Scales.NONE
+    group_size: int = 0
+    zero_point: bool = False
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it is the kernel for weights with scales by group."""
+        return self.scales is Scales.GROUP
+
+    @property
+    def quantizes_activations(self) -> bool:
+        """Whether activations have scales: with the same type as the weights and any scales."""
+        return self.weight_type in ("", self.operand_type) and (
+            self.launch.block_k > 0 or self.scales is not Scales.NONE
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The task as JSON values."""
@@ -80,7 +100,8 @@ class CompileTask:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CompileTask:
         """Read what `to_json` wrote."""
-        return cls(**{**value, "launch": _launch_from_json(value["launch"])})
+        scales = Scales(value.get("scales", Scales.NONE))
+        return cls(**{**value, "launch": _launch_from_json(value["launch"]), "scales": scales})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +136,15 @@ class CompileResult:
         return cls(**{**value, "status": CompileStatus(value["status"])})
 
 
-_OPERAND_TYPES = {
-    (Dtype.BF16, 16): "bf16",
-    (Dtype.BF16, 8): "fp8e4nv",
-    (Dtype.FP16, 16): "fp16",
-    (Dtype.FP16, 8): "fp8e4nv",
-}
-_OUTPUT_TYPES = {Dtype.BF16: "bf16", Dtype.FP16: "fp16"}
-
-
 def compile_task(
     launch: Launch, problem: Problem, launch_class: LaunchClass | None = None
 ) -> CompileTask | str:
     """The task that compiles a launch of a problem, or why moetune's own kernel cannot stand for it."""
     if problem.gpu.compute_capability is None:
         return f"{problem.gpu.torch_name} is no NVIDIA GPU"
-    activation, dtype = problem.activation_dtype, problem.quantization.dtype
-    block_shape = problem.quantization.block_shape
-    if dtype is Dtype.FP8_W8A8 and block_shape is None:
-        return "moetune's own kernel has fp8 with block scales only"
-    if dtype not in (*_OUTPUT_TYPES, Dtype.FP8_W8A8) or activation not in _OUTPUT_TYPES:
-        return f"moetune's own kernel has no {dtype.value}"
+    found = kernel_format(problem)
+    if isinstance(found, str):
+        return found
     if launch.config.use_tma:
         return "moetune's own kernel has no USE_TMA"
     major, minor = problem.gpu.compute_capability
@@ -143,13 +152,17 @@ def compile_task(
     task = CompileTask(
         launch=launch,
         arch=10 * major + minor,
-        operand_type=_OPERAND_TYPES[activation, launch.a_bits],
-        output_type=_OUTPUT_TYPES[activation],
+        operand_type=found.operand_type,
+        output_type=found.output_type,
         n=gemm.n,
         k=gemm.k,
         top_k=problem.topk if launch.kernel == "up" else 1,
-        block_n=block_shape[0] if block_shape is not None and launch.block_k else 0,
+        block_n=found.block_shape[0] if launch.block_k else 0,
         bias=problem.bias,
+        weight_type=found.weight_type if found.weight_type != found.operand_type else "",
+        scales=found.scales,
+        group_size=found.group_size,
+        zero_point=found.zero_point,
     )
     if launch_class is None:
         return task

@@ -24,9 +24,11 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask, Depth
+from moetune.domain.kernel_format import Scales
 from moetune.domain.resources import WARP
 from moetune.domain.text import printable
 from moetune.measure.cubin import cubin_resources
+from moetune.measure.dequantizing_kernel import dequantizing_constants, moe_dequantizing_gemm
 from moetune.measure.kernels import kernel_constants, moe_grouped_gemm
 
 if TYPE_CHECKING:
@@ -94,14 +96,14 @@ def _gist(noise: str) -> str:
 
 def kernel_source(task: CompileTask) -> ASTSource:
     """The kernel with the types, constants and divisibility with which the launch specialises it."""
-    arguments = _arguments(task)
-    names = moe_grouped_gemm.arg_names
+    kernel = moe_dequantizing_gemm if task.grouped else moe_grouped_gemm
+    arguments = _grouped_arguments(task) if task.grouped else _arguments(task)
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for index, name in enumerate(names):
+    for index, name in enumerate(kernel.arg_names):
         value = arguments[name]
-        if moe_grouped_gemm.params[index].is_constexpr or value is None or value == 1:
+        if kernel.params[index].is_constexpr or value is None or value == 1:
             signature[name] = "constexpr"
             constants[(index,)] = value
             continue
@@ -109,44 +111,77 @@ def kernel_source(task: CompileTask) -> ASTSource:
         # Triton's own launch path names the arguments without a property too, and its cache looks at that.
         divisible = isinstance(value, str) or value % 16 == 0
         attributes[(index,)] = [["tt.divisibility", 16]] if divisible else []
-    return ASTSource(moe_grouped_gemm, signature, constants, attributes)
+    return ASTSource(kernel, signature, constants, attributes)
 
 
 def _integer_type(value: int) -> str:
     return "i32" if value < 2**31 else "i64"
 
 
-def _arguments(task: CompileTask) -> dict[str, Any]:
-    """Type of each pointer and value, or a value like it, of each number of the kernel."""
-    launch = task.launch
-    scaled = launch.block_k > 0
-    groups = -(-task.k // launch.block_k) if scaled else 0
-    blocks = -(-task.n // task.block_n) if scaled else 0
+def _shared_arguments(task: CompileTask) -> dict[str, Any]:
+    """What both kernels have: type of each pointer, and a value like it of each number."""
     return {
         "x_ptr": f"*{task.operand_type}",
-        "w_ptr": f"*{task.operand_type}",
+        "w_ptr": f"*{task.weight_type or task.operand_type}",
         "y_ptr": f"*{task.output_type}",
-        "bias_ptr": f"*{task.output_type}" if task.bias else None,
-        "x_scale_ptr": "*fp32" if scaled else None,
-        "w_scale_ptr": "*fp32" if scaled else None,
         "slot_weight_ptr": "*fp32",
         "slot_ids_ptr": "*i32",
         "tile_expert_ptr": "*i32",
         "used_length_ptr": "*i32",
-        "N": task.n,
-        "K": task.k,
         "padded_length": 16 if task.padded_length_divisible else 4,
         "num_slots": 1 if task.num_slots_is_one else 16 if task.num_slots_divisible else 8,
         "x_stride": task.k,
+        "y_stride": task.n,
+    }
+
+
+def _arguments(task: CompileTask) -> dict[str, Any]:
+    """Those of the kernel whose operands go into the dot as they are, or converted only."""
+    by_block = task.launch.block_k > 0
+    scaled = by_block or task.scales is not Scales.NONE
+    by_channel = task.scales is Scales.CHANNEL
+    groups = -(-task.k // task.launch.block_k) if by_block else int(scaled)
+    blocks = -(-task.n // task.block_n) if by_block else task.n if by_channel else int(scaled)
+    x_scaled = task.quantizes_activations
+    return {
+        **_shared_arguments(task),
+        "bias_ptr": f"*{task.output_type}" if task.bias else None,
+        "x_scale_ptr": "*fp32" if x_scaled else None,
+        "w_scale_ptr": "*fp32" if scaled else None,
+        "N": task.n,
+        "K": task.k,
         "w_stride_expert": task.n * task.k,
         "w_stride_column": task.k,
         "bias_stride": task.n if task.bias else 0,
-        "y_stride": task.n,
-        "x_scale_stride": groups,
+        "x_scale_stride": groups if x_scaled else 0,
         "w_scale_stride_expert": groups * blocks,
         "w_scale_stride_column": groups,
         **kernel_constants(
-            launch, top_k=task.top_k, k=task.k, block_n=task.block_n, pdl_early=task.pdl_early
+            task.launch,
+            top_k=task.top_k,
+            k=task.k,
+            block_n=task.block_n,
+            channel_scales=by_channel,
+            pdl_early=task.pdl_early,
+        ),
+    }
+
+
+def _grouped_arguments(task: CompileTask) -> dict[str, Any]:
+    """Those of the kernel whose weights have scales by group."""
+    groups, per_byte = -(-task.k // task.group_size), 8 // task.launch.b_bits
+    return {
+        **_shared_arguments(task),
+        "w_scale_ptr": f"*{task.output_type}",
+        "w_zero_ptr": "*u8" if task.zero_point else None,
+        "w_stride_expert": task.n * task.k // per_byte,
+        "w_stride_column": task.k // per_byte,
+        "w_scale_stride_expert": task.n * groups,
+        "w_scale_stride_column": groups,
+        "w_zero_stride_expert": -(-task.n // per_byte) * groups if task.zero_point else 0,
+        "w_zero_stride_column": groups if task.zero_point else 0,
+        **dequantizing_constants(
+            task.launch, n=task.n, k=task.k, top_k=task.top_k, group_size=task.group_size
         ),
     }
 

@@ -10,7 +10,7 @@ columns, `K` columns of the activations, `P` the padded length.
 """
 
 # Kernel parameters are Triton's tensors and constants: they have no Python types.
-# ruff: noqa: ANN001, ANN201, ANN202, SIM300
+# ruff: noqa: ANN001, ANN201, SIM300
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _tile_of_program(
+def tile_of_program(
     program,
     row_tiles,
     column_tiles,
@@ -48,7 +48,7 @@ def _tile_of_program(
 
 
 @triton.jit
-def _store_tile(y_ptr, tile, slot, is_slot, column, N, y_stride):
+def store_tile(y_ptr, tile, slot, is_slot, column, N, y_stride):
     """Scatter the rows of a tile to their slots; a function, so that nothing of it lives over the K loop."""
     y_ptrs = y_ptr + slot[:, None] * y_stride + column[None, :]
     mask = is_slot[:, None] & (column < N)[None, :]
@@ -61,8 +61,8 @@ def moe_grouped_gemm(
     w_ptr,  # [E, N, K] weights
     y_ptr,  # [S, N] output, in the order of the slots
     bias_ptr,  # [E, N], or None
-    x_scale_ptr,  # [R, K / block_k] fp32 with block scales, else None
-    w_scale_ptr,  # [E, N / block_n, K / block_k] fp32 with block scales, else None
+    x_scale_ptr,  # fp32: [R, K / block_k] block scales, [R] by row, [1] for all; None: not quantized
+    w_scale_ptr,  # fp32: [E, N / block_n, K / block_k] block scales, [E, N] by channel, [E]; None
     slot_weight_ptr,  # [S] fp32 routing weights
     slot_ids_ptr,  # [P] int32
     tile_expert_ptr,  # [P / BLOCK_SIZE_M] int32, -1: an expert of another rank
@@ -83,6 +83,7 @@ def moe_grouped_gemm(
     top_k: tl.constexpr,
     block_n: tl.constexpr,  # columns that share a weight scale, 0 without block scales
     block_k: tl.constexpr,  # columns of the activations that share a scale, 0 without
+    channel_scales: tl.constexpr,  # without block scales: a scale for each row and each column, not for all
     multiply_slot_weight: tl.constexpr,
     even_k: tl.constexpr,  # K is a multiple of BLOCK_SIZE_K
     swap_ab: tl.constexpr,  # compute the transposed dot: weights as the left operand
@@ -101,13 +102,16 @@ def moe_grouped_gemm(
     With block scales the sum over each K tile is multiplied by one activation scale a row and one
     weight scale a column: BLOCK_SIZE_K has to divide block_k, or the scales of all but the first
     group of a tile are not applied. That is the servers' behaviour too, so it is not asserted here.
+
+    Other scales come after the sum. They are loaded before it, and 8-bit floats and converted weights are
+    added within the dot, integers outside of it, as the servers do: it decides about registers and speed.
     """
     if pdl:
         tl.extra.cuda.gdc_wait()
         if pdl_early:
             tl.extra.cuda.gdc_launch_dependents()
 
-    row_tile, column_tile = _tile_of_program(
+    row_tile, column_tile = tile_of_program(
         tl.program_id(0), tl.cdiv(padded_length, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N), GROUP_SIZE_M
     )
     # The grid covers the longest padding that any routing can need.
@@ -123,7 +127,7 @@ def moe_grouped_gemm(
     expert = tl.load(tile_expert_ptr + row_tile).to(tl.int64)
     if expert == -1:
         # The sum over the experts of a token reads every slot.
-        _store_tile(
+        store_tile(
             y_ptr, tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32), slot, is_slot, column, N, y_stride
         )
         return
@@ -143,6 +147,17 @@ def moe_grouped_gemm(
         else:
             w_scale_column = column_tile * BLOCK_SIZE_N // block_n
         w_scale_ptrs = w_scale_ptr + expert * w_scale_stride_expert + w_scale_column * w_scale_stride_column
+    elif w_scale_ptr is not None:
+        w_scale_ptrs = w_scale_ptr + expert * w_scale_stride_expert
+        if channel_scales:
+            w_scale = tl.load(w_scale_ptrs + w_column * w_scale_stride_column)[None, :]
+        else:
+            w_scale = tl.load(w_scale_ptrs)
+        if x_scale_ptr is not None:
+            if channel_scales:
+                x_scale = tl.load(x_scale_ptr + x_row * x_scale_stride, mask=is_slot, other=0.0)[:, None]
+            else:
+                x_scale = tl.load(x_scale_ptr)
 
     if swap_ab:
         total = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
@@ -173,6 +188,11 @@ def moe_grouped_gemm(
                     total += product * x_scale[:, None] * w_scale[None, :]
                 else:
                     total += product * (x_scale[:, None] * w_scale)
+        elif w_scale_ptr is not None and not x_ptr.dtype.element_ty.is_int():
+            if swap_ab:
+                total = tl.dot(tl.trans(w), tl.trans(x), acc=total)
+            else:
+                total = tl.dot(x, w.to(x.dtype), acc=total)
         elif swap_ab:
             total += tl.dot(tl.trans(w), tl.trans(x))
         else:
@@ -185,11 +205,16 @@ def moe_grouped_gemm(
 
     if swap_ab:
         total = tl.trans(total)
+    if block_k == 0 and w_scale_ptr is not None:
+        if x_scale_ptr is not None:
+            total *= x_scale * w_scale
+        else:
+            total *= w_scale
     if bias_ptr is not None:
         total += tl.load(bias_ptr + expert * bias_stride + w_column)[None, :].to(tl.float32)
     if multiply_slot_weight:
         total *= tl.load(slot_weight_ptr + slot, mask=is_slot, other=0.0)[:, None]
-    _store_tile(y_ptr, total, slot, is_slot, column, N, y_stride)
+    store_tile(y_ptr, total, slot, is_slot, column, N, y_stride)
 
     if pdl and not pdl_early:
         tl.extra.cuda.gdc_launch_dependents()
@@ -208,6 +233,7 @@ def run_grouped_gemm(
     x_scales: torch.Tensor | None = None,
     weight_scales: torch.Tensor | None = None,
     block_n: int = 0,
+    channel_scales: bool = False,
     pdl_early: bool = False,
 ) -> None:
     """Launch the kernel on tensors whose last dimension is contiguous.
@@ -221,9 +247,10 @@ def run_grouped_gemm(
         top_k: slots that share a row of x.
         slot_weights: `[S]` fp32 routing weights.
         bias: `[E, N]`.
-        x_scales: `[R, ceil(K / block_k)]` fp32.
-        weight_scales: `[E, ceil(N / block_n), ceil(K / block_k)]` fp32.
+        x_scales: fp32, `[R, ceil(K / block_k)]` with block scales, `[R, 1]` by row, `[1, 1]` for all.
+        weight_scales: fp32, `[E, ceil(N / block_n), ceil(K / block_k)]`, `[E, N, 1]`, `[E, 1, 1]`.
         block_n: columns that share a weight scale.
+        channel_scales: scales by row and by channel.
         pdl_early: with PDL, let the next kernel start at once.
     """
     config = launch.config
@@ -255,13 +282,26 @@ def run_grouped_gemm(
         x_scales.stride(0) if x_scales is not None else 0,
         weight_scales.stride(0) if weight_scales is not None else 0,
         weight_scales.stride(1) if weight_scales is not None else 0,
-        **kernel_constants(launch, top_k=top_k, k=k, block_n=block_n, pdl_early=pdl_early),
+        **kernel_constants(
+            launch,
+            top_k=top_k,
+            k=k,
+            block_n=block_n,
+            channel_scales=channel_scales,
+            pdl_early=pdl_early,
+        ),
         **options,
     )
 
 
 def kernel_constants(
-    launch: Launch, *, top_k: int, k: int, block_n: int, pdl_early: bool = False
+    launch: Launch,
+    *,
+    top_k: int,
+    k: int,
+    block_n: int,
+    channel_scales: bool = False,
+    pdl_early: bool = False,
 ) -> dict[str, int | bool]:
     """The compile-time constants of a launch: what `moe_grouped_gemm` declares as constexpr."""
     config = launch.config
@@ -269,6 +309,7 @@ def kernel_constants(
         "top_k": top_k,
         "block_n": block_n if launch.block_k else 0,
         "block_k": launch.block_k,
+        "channel_scales": channel_scales,
         "multiply_slot_weight": launch.kernel == "down",
         "even_k": k % config.block_size_k == 0,
         "swap_ab": launch.swap_ab,

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
+from moetune.domain.kernel_format import KernelFormat, Scales, kernel_format
 from moetune.domain.problem import KERNELS
 from moetune.measure import timing
 from moetune.measure.alignment import ELSEWHERE, Alignment, align, padded_length
+from moetune.measure.dequantizing_kernel import run_dequantizing_gemm
 from moetune.measure.kernels import run_grouped_gemm
+from moetune.measure.operands import Operand, OperandMaker
 from moetune.measure.protocol import (
     Checked,
     CheckTask,
@@ -31,7 +34,7 @@ from moetune.measure.protocol import (
 )
 from moetune.measure.recorded_routing import Routings
 from moetune.measure.reference import grouped_gemm, relative_error
-from moetune.measure.tolerance import RELATIVE_ERROR
+from moetune.measure.tolerance import tolerance_of
 from moetune.measure.worker import ConfigError, SetupError
 from moetune.measure.workload import (
     MAX_COPIES,
@@ -50,10 +53,8 @@ if TYPE_CHECKING:
     from moetune.domain.compilation import CompileTask
     from moetune.domain.problem import Kernel, Problem
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8e4nv": torch.float8_e4m3fn}
 _FREE_SHARE = 0.95
 _TRIED_ROUTINGS = 16
-_LARGEST_FP8 = 448.0  # e4m3
 _DIVISOR = 16  # on which Triton specialises integers
 _NOT_WRITTEN = 1e30
 _LEAST_US = 0.1
@@ -62,18 +63,6 @@ _LONG_US = 50.0
 _LOOKS = 2
 """Launches that show whether a candidate is hopeless."""
 _PEAK_BYTES = 4 << 30  # three matrices, two buffers of half a GiB, and as much again
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """Values and, with block scales, their scales."""
-
-    values: torch.Tensor
-    scales: torch.Tensor | None = None
-
-    def rows(self, count: int) -> Operand:
-        """The first rows."""
-        return Operand(self.values[:count], None if self.scales is None else self.scales[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +111,7 @@ class Data:
         problem: the problem.
         largest_m: tokens at most.
         copies: of the weights of each kernel.
-        types: Triton's name of the operands' type.
+        kind: how the operands lie in memory.
         device: where.
         seed: of the numbers.
     """
@@ -132,15 +121,14 @@ class Data:
         problem: Problem,
         largest_m: int,
         copies: dict[Kernel, int],
-        operand: str,
+        kind: KernelFormat,
         device: torch.device,
         seed: int,
     ) -> None:
         self.problem, self.device = problem, device
-        self.block = problem.quantization.block_shape if operand == "fp8e4nv" else None
-        self.operand = _TYPES[operand]
-        self.output = torch.float16 if problem.activation_dtype.value == "fp16" else torch.bfloat16
         self._generator = torch.Generator(device=device).manual_seed(seed)
+        self.maker = OperandMaker(kind, device, self._generator)
+        self.output = self.maker.output
         slots = largest_m * problem.topk
         self.weights: dict[Kernel, list[Operand]] = {}
         self.inputs: dict[Kernel, Operand] = {}
@@ -148,44 +136,15 @@ class Data:
         self.biases: dict[Kernel, torch.Tensor | None] = {}
         for kernel in KERNELS:
             gemm = problem.gemm(kernel)
-            first = self._weights(gemm.n, gemm.k)
-            scales = first.scales
-            self.weights[kernel] = [first] + [
-                Operand(first.values.clone(), None if scales is None else scales.clone())
-                for _ in range(copies[kernel] - 1)
-            ]
+            first = self.maker.weights(problem.E, gemm.n, gemm.k)
+            self.weights[kernel] = [first] + [first.copied() for _ in range(copies[kernel] - 1)]
             rows = largest_m if kernel == "up" else slots
-            self.inputs[kernel] = self._activations(rows, gemm.k)
+            self.inputs[kernel] = self.maker.activations(rows, gemm.k)
             self.outputs[kernel] = torch.empty(slots, gemm.n, dtype=self.output, device=device)
-            self.biases[kernel] = self._normal(problem.E, gemm.n, self.output) if problem.bias else None
+            self.biases[kernel] = (
+                self.maker.normal(problem.E, gemm.n, self.output) if problem.bias else None
+            )
         self.slot_weights = torch.rand(slots, generator=self._generator, device=device) + 0.1
-
-    def _normal(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        made = torch.empty(rows, columns, dtype=torch.bfloat16, device=self.device)
-        return made.normal_(0.0, 0.5, generator=self._generator).to(dtype)
-
-    def _weights(self, n: int, k: int) -> Operand:
-        experts = self.problem.E
-        values = torch.empty(experts, n, k, dtype=self.operand, device=self.device)
-        for expert in range(experts):  # one at a time: fp8 is made from something larger
-            values[expert] = self._normal(n, k, self.operand)
-        return Operand(values, self._scales(experts, n, k))
-
-    def _scales(self, experts: int, n: int, k: int) -> torch.Tensor | None:
-        if self.block is None:
-            return None
-        shape = (experts, -(-n // self.block[0]), -(-k // self.block[1]))
-        return torch.rand(shape, generator=self._generator, device=self.device) + 0.5
-
-    def _activations(self, rows: int, k: int) -> Operand:
-        values = torch.empty(rows, k, dtype=self.operand, device=self.device)
-        for start in range(0, rows, 1 << 14):
-            part = values[start : start + (1 << 14)]
-            part.copy_(self._normal(part.shape[0], k, self.operand))
-        if self.block is None:
-            return Operand(values)
-        groups = -(-k // self.block[1])
-        return Operand(values, torch.rand(rows, groups, generator=self._generator, device=self.device) + 0.5)
 
     def launch(
         self,
@@ -201,6 +160,22 @@ class Data:
         given = x or self.inputs[kernel].rows(m if kernel == "up" else slots)
         weights = self.weights[kernel][copy % len(self.weights[kernel])]
         out = self.outputs[kernel][:slots]
+        routing_weights = self.slot_weights[:slots] if slot_weights is None else slot_weights
+        if task.grouped:
+            assert weights.scales is not None
+            run_dequantizing_gemm(
+                task.launch,
+                given.values,
+                weights.values,
+                out,
+                alignment,
+                top_k=task.top_k,
+                slot_weights=routing_weights,
+                weight_scales=weights.scales,
+                weight_zeros=weights.zeros,
+                group_size=task.group_size,
+            )
+            return out
         run_grouped_gemm(
             task.launch,
             given.values,
@@ -208,11 +183,12 @@ class Data:
             out,
             alignment,
             top_k=task.top_k,
-            slot_weights=self.slot_weights[:slots] if slot_weights is None else slot_weights,
+            slot_weights=routing_weights,
             bias=self.biases[kernel],
             x_scales=given.scales,
             weight_scales=weights.scales,
             block_n=task.block_n,
+            channel_scales=task.scales is Scales.CHANNEL,
             pdl_early=task.pdl_early,
         )
         return out
@@ -225,19 +201,7 @@ class Data:
             narrow = torch.nn.functional.silu(gate) * up
         else:
             narrow = torch.nn.functional.silu(wide)
-        return self.quantized(narrow)
-
-    def quantized(self, values: torch.Tensor) -> Operand:
-        """Values in the type of the operands, one scale for each group of a row."""
-        if self.block is None:
-            return Operand(values.to(self.operand))
-        rows, columns = values.shape
-        groups = -(-columns // self.block[1])
-        padded = torch.nn.functional.pad(values.float(), (0, groups * self.block[1] - columns))
-        grouped = padded.view(rows, groups, self.block[1])
-        scales = grouped.abs().amax(2).clamp_min(1e-10) / _LARGEST_FP8
-        quantized = (grouped / scales[:, :, None]).to(self.operand).view(rows, -1)[:, :columns]
-        return Operand(quantized.contiguous(), scales)
+        return self.maker.quantized(narrow)
 
     def reference(self, task: CompileTask, m: int, experts: torch.Tensor) -> torch.Tensor:
         """The result of a launch in fp32, made expert by expert: weights are large."""
@@ -252,15 +216,12 @@ class Data:
             slots = (flat == expert).nonzero().squeeze(1)
             rows = slots // task.top_k
             result[slots] = grouped_gemm(
-                x.values[rows],
-                weights.values[expert : expert + 1],
+                self.maker.meaning_of_activations(x.picked(rows)),
+                self.maker.meaning_of_weights(weights.picked(slice(expert, expert + 1))),
                 torch.zeros_like(slots),
                 1,
                 slot_weights=self.slot_weights[slots] if kernel == "down" else None,
                 bias=None if bias is None else bias[expert : expert + 1],
-                x_scales=None if x.scales is None else x.scales[rows],
-                weight_scales=None if weights.scales is None else weights.scales[expert : expert + 1],
-                block_shape=self.block,
             )
         return result
 
@@ -332,9 +293,10 @@ class GpuBackend:
         needed = needed_bytes(problem, largest, copies["up"], copies["down"])
         if needed > free * _FREE_SHARE:
             raise MemoryError(f"the problem needs {needed >> 20:,} MiB, the GPU has {free >> 20:,} MiB free")
-        quantized = problem.quantization.dtype.weight_bits == 8
-        operand = "fp8e4nv" if quantized else problem.activation_dtype.value
-        self._data = Data(problem, largest, copies, operand, self._device, workload.seed)
+        kind = kernel_format(problem)
+        if isinstance(kind, str):
+            raise SetupError(kind)
+        self._data = Data(problem, largest, copies, kind, self._device, workload.seed)
         torch.cuda.synchronize()
         return Opened(torch.cuda.memory_allocated(self._device), copies["up"], copies["down"])
 
@@ -433,7 +395,7 @@ class GpuBackend:
         expected = data.reference(binary, task.m, experts)
         error = relative_error(out, expected)
         # What was not written is NaN still; JSON has neither that nor infinity.
-        return Checked(error if math.isfinite(error) else _NOT_WRITTEN, RELATIVE_ERROR[binary.operand_type])
+        return Checked(error if math.isfinite(error) else _NOT_WRITTEN, tolerance_of(binary))
 
     def peaks(self, task: PeakTask) -> Peaks:
         """See `Backend`."""
@@ -585,7 +547,7 @@ class GpuBackend:
 
         def launch(number: int) -> None:
             alignment = self._align(up, routed.experts[number])
-            data.launch(up, m, alignment, number % routed.circle.copies, data.quantized(source))
+            data.launch(up, m, alignment, number % routed.circle.copies, data.maker.quantized(source))
             data.launch(down, m, alignment, number, data.activated(m))
             data.outputs["down"][:slots].view(m, data.problem.topk, -1).sum(1)
 

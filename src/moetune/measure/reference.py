@@ -22,6 +22,50 @@ def dequantize_blocks(
     return values.float() * wide[..., :rows, :columns]
 
 
+def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Multiply values by scales that are as many or one for all in each of the last two dimensions."""
+    return values.float() * scales.float()
+
+
+def unpack_halves(packed: torch.Tensor, dim: int) -> torch.Tensor:
+    """Two numbers of 4 bits for each byte along a dimension, the one in the low half first.
+
+    Args:
+        packed: bytes.
+        dim: counted from the end, below zero.
+    """
+    both = torch.stack((packed & 15, packed >> 4), dim=packed.dim() + 1 + dim)
+    return both.flatten(packed.dim() + dim, packed.dim() + dim + 1)
+
+
+def dequantize_groups(
+    weights: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    *,
+    bits: int,
+    group_size: int,
+) -> torch.Tensor:
+    """Weights with a scale, and perhaps a zero point, for each group along their last dimension, in fp32.
+
+    Args:
+        weights: bytes `[..., N, K]`, or `[..., N, K / 2]` with 4 bits.
+        scales: `[..., N, ceil(K / group_size)]`.
+        zeros: bytes `[..., N, ceil(K / group_size)]`, `[..., ceil(N / 2), ...]` with 4 bits; None for the
+            middle of the range.
+        bits: 4 or 8.
+        group_size: weights along K that share a scale.
+    """
+    if bits == 4:
+        weights = unpack_halves(weights, -1)
+        zeros = None if zeros is None else unpack_halves(zeros, -2)
+    columns, k = weights.shape[-2:]
+    middle = torch.full_like(scales, float(1 << (bits - 1)))
+    offsets = middle if zeros is None else zeros[..., :columns, :]
+    group_of = torch.arange(k, device=weights.device) // group_size
+    return (weights.float() - offsets[..., group_of].float()) * scales[..., group_of].float()
+
+
 def grouped_gemm(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -43,9 +87,9 @@ def grouped_gemm(
         top_k: slots that share a row: topk for the up kernel, 1 for the down kernel.
         slot_weights: `[S]` routing weights to multiply with, None for none.
         bias: `[E, N]`, added before the routing weight.
-        x_scales: `[R, ceil(K / block_k)]`.
-        weight_scales: `[E, ceil(N / block_n), ceil(K / block_k)]`.
-        block_shape: `(block_n, block_k)` of the scales.
+        x_scales: `[R, ceil(K / block_k)]`; without blocks `[R, 1]` or `[1, 1]`.
+        weight_scales: `[E, ceil(N / block_n), ceil(K / block_k)]`; without blocks `[E, N, 1]` or `[E, 1, 1]`.
+        block_shape: `(block_n, block_k)` of block scales.
 
     Returns:
         `[S, N]` in fp32.
@@ -54,6 +98,9 @@ def grouped_gemm(
     if block_shape is not None and x_scales is not None and weight_scales is not None:
         x = dequantize_blocks(x, x_scales, (1, block_shape[1]))
         weights = dequantize_blocks(weights, weight_scales, block_shape)
+    else:
+        x = x if x_scales is None else dequantize(x, x_scales)
+        weights = weights if weight_scales is None else dequantize(weights, weight_scales)
     result = torch.zeros(experts.numel(), weights.shape[1], device=x.device)
     # By expert, so that a product of a few rows is all that is held at a time.
     for expert in experts.unique().tolist():
