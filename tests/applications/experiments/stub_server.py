@@ -74,7 +74,7 @@ def noise() -> float:
     count = 0
     if size and os.path.exists(journal):
         with open(journal) as file:
-            count = sum('"kind":"start"' in line for line in file)
+            count = sum('"kind":"start"' in line and '"preparing":false' in line for line in file)
     return random.Random(f"noise {count}").gauss(1.0, size)
 
 
