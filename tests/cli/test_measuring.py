@@ -25,7 +25,7 @@ from tests.cli.test_schemas import validate
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTHING = {"budget": None, "devices": (), "only": None, "python": None, "share_gpu": False}
+NOTHING = {"budget": None, "devices": (), "only": None, "python": None, "routing": None, "share_gpu": False}
 ARGUMENTS = ["tune", "Qwen/Qwen3.5-122B-A10B", "--tp", "4", "--server", "sglang", "--offline"]
 
 

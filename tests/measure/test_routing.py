@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from moetune.domain.errors import InputError
+from moetune.domain.synthetic_routing import skew_of
 from moetune.measure.alignment import ELSEWHERE, align
-from moetune.measure.routing import draw, skew_of
+from moetune.measure.routing import draw
 from tests.applications.fake_machine import PROBLEM
 
 

@@ -147,6 +147,7 @@ class Laboratory:
         command: how measuring processes are started.
         pool: how is compiled; its interpreter is the command's.
         seed: of data, routings and the order of measurements.
+        recording: path of what the problem's routing `recorded:ID` means.
         progress: called after each measurement.
     """
 
@@ -161,13 +162,14 @@ class Laboratory:
         command: WorkerCommand | None = None,
         pool: CompilePool | None = None,
         seed: int = 0,
+        recording: str = "",
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self._server, self._problem, self._journal = server, problem, journal
         self._uuids, self._seed = tuple(uuids), seed
         self._command = command or WorkerCommand()
         self._pool = pool or CompilePool(Depth.BINARY, seconds_each=60.0, python=self._command.python)
-        self._workload = Workload(problem, tuple(sorted(ms)), seed)
+        self._workload = Workload(problem, tuple(sorted(ms)), seed, recording)
         self._progress = progress or (lambda _: None)
         self._rng = random.Random(seed)
         self._started = time.monotonic()

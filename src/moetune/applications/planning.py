@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +254,7 @@ def _plan_gpu(
     applicable = request.assume_triton or runner.applies in (Applies.YES, Applies.PARTLY)
     try:
         problem = server.problem(layer, request.parallelism, gpu, options)
+        problem = replace(problem, routing=request.measured_routing)
     except ServerError:
         # A dtype that the server's Triton kernel lacks: no matter where another runner does the work.
         if applicable:

@@ -136,6 +136,11 @@ class Request:
         return () if isinstance(self.m, str) else self.m
 
     @property
+    def measured_routing(self) -> str:
+        """The routing of the problem; the performance model knows the uniform one."""
+        return "uniform"
+
+    @property
     def overrides(self) -> LayerOverrides:
         """What is said about the expert layer by hand."""
         return LayerOverrides(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 NOISE_FLOOR = 0.005
 """One measurement on an H200 is off by about that (recorded landscapes, 2026-12-01): no claim below."""
 SKEWED = "zipf:1.2"
-"""The routing under which nothing may lose to the default either."""
+"""The routing under which nothing may lose to the default either, where uniform routing is tuned for."""
 _FIRST = 3
 """Configs of each m that an exhaustive run begins with."""
 _SETTLING_SHARE = 0.35
@@ -83,10 +83,11 @@ class LayerResult:
     """The chosen pair against the default at one m, through the whole layer.
 
     Attributes:
-        uniform_us: time of the layer with the chosen pair; None where it was not timed.
+        uniform_us: time of the layer with the chosen pair, under the routing that is tuned for; None where
+            it was not timed.
         default_us: with the default pair; None: it cannot run.
         uniform_ratio: chosen over default, the median over rounds of both in the same round.
-        zipf_ratio: the same under a skewed routing.
+        zipf_ratio: the same under the other routing.
         noise: what two runs of the default differed by.
     """
 
@@ -467,8 +468,9 @@ class Tuner:
             return choice, LayerResult(m)
         rounds = self._effort.layer_rounds
         contestants = (default, *pairs, default)
-        uniform = self._lab.layer(m, contestants, "uniform", rounds)
-        skewed = self._lab.layer(m, contestants, SKEWED, max(rounds // 2, 5))
+        main = self._problem.routing
+        uniform = self._lab.layer(m, contestants, main, rounds)
+        skewed = self._lab.layer(m, contestants, other_routing(main), max(rounds // 2, 5))
         if uniform is None:
             return self._kept(choice), LayerResult(m)
         noise = max(NOISE_FLOOR, abs(_ratio(uniform, len(pairs) + 1, (0,)) - 1))
@@ -619,6 +621,11 @@ class Tuner:
                 )
             entries.append(choice if right or is_default else self._kept(choice))
         return Choices(tuple(entries), choices.one_file), tuple(found.values())
+
+
+def other_routing(routing: str) -> str:
+    """The routing under which what is tuned for one may not lose to the default either."""
+    return SKEWED if routing == "uniform" else "uniform"
 
 
 def _targets(m: int, pair: Pair) -> tuple[Target, Target]:

@@ -24,6 +24,7 @@ from moetune.applications.predicting import forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Kind, Provenance, rounded
 from moetune.applications.rates import rate
 from moetune.applications.request import TuneRequest
+from moetune.applications.routing_store import UNIFORM, AskedRouting, ask_routing
 from moetune.applications.start_from import configs_of
 from moetune.applications.tuning import command_to_use, look_again
 from moetune.applications.tuning_loop import EFFORTS, Effort, Measured, Tuner
@@ -74,6 +75,7 @@ class MeasureRequest(TuneRequest):
         python: the interpreter that measures, of an environment with torch and Triton.
         state: where runs are kept; None takes MOETUNE_STATE, else the XDG state directory.
         share_gpu: go on although something else computes on the GPU.
+        routing: `uniform`, `zipf:S`, or the files of a recording.
         seed: of data, routings and the order of measurements.
     """
 
@@ -84,6 +86,7 @@ class MeasureRequest(TuneRequest):
     python: str | None = None
     state: str | Path | None = None
     share_gpu: bool = False
+    routing: str = UNIFORM
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,6 +100,11 @@ class MeasureRequest(TuneRequest):
             raise InputError("the budget is no number of seconds", "give it as in --budget 60")
         if len(set(self.devices)) < len(self.devices) or any(not 0 <= n < 1024 for n in self.devices):
             raise InputError("--devices names no GPUs", "give their numbers once each, as in 0,1")
+
+    @property
+    def measured_routing(self) -> str:
+        """The routing of the problem."""
+        return self.routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class MeasuredTuning:
         journal: where it is.
         landscape: what was measured as a landscape; only of an exhaustive run.
         throttled: why the GPU ran slower than it could at some time; empty when it did not.
+        routing_remarks: what a person should know of the recording that was measured under.
         facts: the GPU and the software that measured; None where nothing had to be measured.
         found: the server's own lookup, pointed to `out`, finds every file.
         replaces_shipped: pointed to `out`, the server no longer reads the files that it ships.
@@ -138,6 +147,7 @@ class MeasuredTuning:
     journal: Path
     landscape: Path | None
     throttled: tuple[str, ...]
+    routing_remarks: tuple[str, ...]
     facts: DeviceFacts | None
     found: bool
     replaces_shipped: bool
@@ -168,6 +178,7 @@ class MeasuredTuning:
             "device": to_json(self.facts),
             "l2": "cold",
             "routing": part.problem.routing,
+            "routing_remarks": list(self.routing_remarks),
             "kernel_source": part.problem.kernel_source,
             "noise": measured.noise,
             "spread": measured.spread,
@@ -254,8 +265,10 @@ def tune_measured(
         # Times are those of the Triton that measures, whatever the newest server pins.
         request = replace(request, triton_version=triton_of(request.python or sys.executable))
     effort = _effort(request)
+    routing = ask_routing(request.routing, state_root(request.state, environ), request.python)
+    request = replace(request, routing=routing.name)
     with ExitStack() as stack:
-        run = _Run(request, effort, environ, devices, command, pool, live, started, stack)
+        run = _Run(request, effort, environ, devices, command, pool, live, started, stack, routing)
         plan = make_plan(request, environ, run.prepare)
         part = plan.gpus[0]
         if run.tuner is None or part.problem is None or part.predicted is None:
@@ -347,10 +360,12 @@ class _Run:
         live: Callable[[Live], None] | None,
         started: float,
         stack: ExitStack,
+        routing: AskedRouting,
     ) -> None:
         self._request, self._effort, self._environ, self._devices = request, effort, environ, devices
         self._command, self._pool, self._live = command, pool, live
-        self._started, self._stack = started, stack
+        self._started, self._stack, self._routing = started, stack, routing
+        self.routing_remarks: tuple[str, ...] = ()
         self._health = HealthMonitor(devices[0].uuid)
         self._looked, self._last = 0.0, Health()
         self.tuner: Tuner | None = None
@@ -366,7 +381,9 @@ class _Run:
     def prepare(self, _: Request, server: Server, problem: Problem) -> Predicted:
         """Begin with the defaults, and predict while processes start."""
         request = self._request
+        self._routing.check(problem)
         keys = keys_for(server, problem, request.max_m, request.traffic)
+        self.routing_remarks = self._routing.remarks_for(keys.ms[-1])
         uuids = [device.uuid for device in self._devices]
         root = state_root(request.state, self._environ)
         journal = self._stack.enter_context(Journal.open(root, problem, uuids[0]))
@@ -380,6 +397,7 @@ class _Run:
                 command=self._command or _command(request),
                 pool=self._pool,
                 seed=request.seed,
+                recording=self._routing.path,
                 progress=self._tell,
             )
         )
@@ -476,6 +494,7 @@ def _written(
         journal=run.journal.path,
         landscape=landscape,
         throttled=tuple(run.throttled),
+        routing_remarks=run.routing_remarks,
         facts=facts,
         found=found,
         replaces_shipped=replaces,
@@ -504,7 +523,11 @@ def _tables(
                 conditions=Conditions(measured.noise, repeats=_REPEATS, spread=measured.spread),
                 model=plan.layer.model,
                 checks=_checks(
-                    measured, kernel if choices.down is not None else None, server.triton_version, facts
+                    measured,
+                    kernel if choices.down is not None else None,
+                    server.triton_version,
+                    facts,
+                    problem.routing,
                 ),
                 added_keys=measured.added_keys,
                 shortfalls=measured.shortfalls,
@@ -518,11 +541,12 @@ _REPEATS = 5  # least samples behind a time; see protocol.TimeTask
 
 
 def _checks(
-    measured: Measured, kernel: Kernel | None, triton: str, facts: DeviceFacts | None
+    measured: Measured, kernel: Kernel | None, triton: str, facts: DeviceFacts | None, routing: str
 ) -> tuple[Check, ...]:
     numerics = [item for item in measured.numerics if kernel is None or item.kernel == kernel]
     worst = max((item.relative_error for item in numerics), default=None)
     layers = [layer for layer in measured.layers.values() if layer.uniform_ratio is not None]
+    routings = "uniform and skewed" if routing == UNIFORM else f"{routing} and uniform"
     return (
         Check(
             "matches the fp32 reference",
@@ -530,7 +554,7 @@ def _checks(
             f"{len(numerics)} configs, relative error at most {worst:.2g}" if worst is not None else "",
         ),
         Check(
-            "not slower through the whole layer, uniform and skewed routing",
+            f"not slower through the whole layer, {routings} routing",
             bool(layers) or None,
             f"{len(layers)} m, interleaved with the default",
         ),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
 from moetune.applications.measuring import Laboratory, Progress, Target
-from moetune.applications.tuning_loop import NOISE_FLOOR, SKEWED
+from moetune.applications.routing_store import find_kept
+from moetune.applications.tuning_loop import NOISE_FLOOR, other_routing
 from moetune.applications.tuning_measured import Live
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
 from moetune.applications.worker_pool import WorkerCommand
@@ -24,6 +25,7 @@ from moetune.domain.codec import from_json
 from moetune.domain.compilation import compile_task
 from moetune.domain.errors import ConfigFileError, MoetuneError
 from moetune.domain.problem import KERNELS
+from moetune.domain.recording import PREFIX
 from moetune.measure.protocol import DeviceFacts
 from moetune.measure.timing import median_spread
 
@@ -57,6 +59,10 @@ def measure(
     """
     assert looked.problem is not None
     problem = replace(looked.problem, gpu=devices[0].gpu)
+    recording = find_kept(state_root(request.state, environ), problem.routing)
+    lacks_recording = problem.routing.startswith(PREFIX) and recording is None
+    if lacks_recording:
+        problem = replace(problem, routing="uniform")
     why = _why_no_kernel(looked, problem)
     if why:
         return GpuPart(reason=why), tuple(Entry(pick, why=why) for pick in looked.picks)
@@ -74,6 +80,7 @@ def measure(
             command=command or WorkerCommand(**({"python": request.python} if request.python else {})),
             pool=pool,
             seed=_SEED_STEP * (request.seed + 1),
+            recording="" if recording is None else str(recording),
             progress=watch.see,
         ) as laboratory,
     ):
@@ -88,7 +95,7 @@ def measure(
             compilations=laboratory.compilations,
             throttled=tuple(watch.throttled),
             journal=str(journal.path),
-            remarks=tuple(_remarks(looked, facts)),
+            remarks=tuple(_remarks(looked, facts, lacks_recording)),
         )
     return part, entries
 
@@ -107,11 +114,12 @@ def _known_facts(journal: Journal) -> DeviceFacts | None:
     return None if line is None else from_json(DeviceFacts, line, str(journal.path))
 
 
-def _remarks(looked: Looked, facts: DeviceFacts | None) -> list[str]:
+def _remarks(looked: Looked, facts: DeviceFacts | None, lacks_recording: bool) -> Iterator[str]:
     wanted = looked.server.triton_version
-    if facts is None or facts.triton.startswith(wanted):
-        return []
-    return [f"measured with Triton {facts.triton}, the server's is {wanted}"]
+    if facts is not None and not facts.triton.startswith(wanted):
+        yield f"measured with Triton {facts.triton}, the server's is {wanted}"
+    if lacks_recording:
+        yield "the recorded routing that it was tuned for is not kept here: measured under a uniform one"
 
 
 class _Watch:
@@ -263,17 +271,21 @@ class _Measuring:
         if default.up.block_size_m != default.down.block_size_m:
             return _Race(why="the server's default is no pair of one BLOCK_SIZE_M")
         if pair == default:
-            timed = self._lab.layer(m, (default, default), "uniform", _ROUNDS)
+            timed = self._lab.layer(m, (default, default), self._problem.routing, _ROUNDS)
             return _Race(why="the layer failed: see the journal") if timed is None else _same(timed)
         contestants = (default, pair, default)
-        uniform = self._lab.layer(m, contestants, "uniform", _ROUNDS)
-        skewed = self._lab.layer(m, contestants, SKEWED, _SKEWED_ROUNDS)
+        main = self._problem.routing
+        uniform = self._lab.layer(m, contestants, main, _ROUNDS)
+        skewed = self._lab.layer(m, contestants, other_routing(main), _SKEWED_ROUNDS)
         if uniform is None or skewed is None:
             return _Race(why="the layer failed: see the journal")
-        return _raced(uniform, skewed)
+        return replace(
+            _raced(uniform, skewed),
+            other="uniform" if main != "uniform" else f"skewed ({other_routing(main)})",
+        )
 
     def _alone(self, m: int, pair: Pair) -> _Race:
-        timed = self._lab.layer(m, (pair,), "uniform", _ROUNDS)
+        timed = self._lab.layer(m, (pair,), self._problem.routing, _ROUNDS)
         if timed is None:
             return _Race(why="the layer failed: see the journal")
         return _Race(file_us=statistics.median(timed.samples_us[0]), why="the default cannot run")
@@ -289,7 +301,8 @@ class _Race:
 
     Attributes:
         noise: what two runs of the default differed by.
-        skewed: ratio and spread under the skewed routing.
+        skewed: ratio and spread under the other routing.
+        other: that routing.
         is_default: the file has the default's own pair.
         why: what is missing.
     """
@@ -300,6 +313,7 @@ class _Race:
     spread: float | None = None
     noise: float | None = None
     skewed: tuple[float, float] | None = None
+    other: str = ""
     is_default: bool = False
     why: str = ""
 
@@ -349,7 +363,7 @@ def _judged(entry: Entry, race: _Race, noise: float) -> Entry:
     if race.ratio > 1 + bar:
         return replace(entry, verdict=Verdict.SLOWER)
     if race.skewed is not None and race.skewed[0] > 1 + max(bar, 2 * NOISE_FLOOR, race.skewed[1]):
-        return replace(entry, verdict=Verdict.SLOWER, why=f"under a skewed routing ({SKEWED})")
+        return replace(entry, verdict=Verdict.SLOWER, why=f"under a {race.other} routing")
     return replace(entry, verdict=Verdict.FASTER if race.ratio < 1 - bar else Verdict.SAME)
 
 

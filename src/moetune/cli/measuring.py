@@ -41,10 +41,16 @@ MEASURE = (
         metavar="PATH",
         help="Measure with this interpreter: that of the server's environment. [default: this one]",
     ),
+    click.option(
+        "--routing",
+        metavar="ROUTING",
+        help="uniform, zipf:S, or the files of a recording: a directory of topk_ids_layer*.pt, or a dump of "
+        "SGLang's recorder. [default: uniform]",
+    ),
     click.option("--share-gpu", is_flag=True, help="Measure although something else computes on the GPU."),
 )
 _SHOWN_FAILURES = 8
-_NAMES = ("budget", "devices", "only", "python", "share_gpu")
+_NAMES = ("budget", "devices", "only", "python", "routing", "share_gpu")
 
 
 def take_measure(values: dict[str, Any]) -> dict[str, Any]:
@@ -90,9 +96,11 @@ def measure_and_show(
     sink: Sink, effort: str, measure: dict[str, Any], values: dict[str, Any]
 ) -> MeasuredTuning:
     """Measure, and show the plan, the table and the files."""
+    from moetune.applications.routing_store import UNIFORM
     from moetune.applications.tuning_measured import MeasureRequest, tune_measured
     from moetune.cli.report import show_plan
 
+    measure["routing"] = measure["routing"] or UNIFORM
     request = request_from({**values, **measure, "effort": effort}, MeasureRequest)
     line = LiveLine(sink)
     try:
@@ -153,14 +161,18 @@ class LiveLine:
 
 
 def _show(sink: Sink, tuned: MeasuredTuning) -> None:
+    from moetune.applications.routing_store import UNIFORM
     from moetune.cli.report import show_use, show_written
 
     measured = tuned.measured
     sink.line()
     if tuned.nothing_left:
         sink.heading("nothing is left to measure: all of this is in the journal")
-    sink.line("  measured: microseconds of one launch, weights cold, new routings; the layer interleaved")
-    sink.table(_table(tuned))
+    problem = tuned.plan.gpus[0].problem
+    routing = problem.routing if problem is not None else UNIFORM
+    kind = "new routings" if routing == UNIFORM else f"new routings ({routing})"
+    sink.line(f"  measured: microseconds of one launch, weights cold, {kind}; the layer interleaved")
+    sink.table(_table(tuned, routing))
     sink.fields(_summary(tuned))
     for name, why in list(measured.failed.items())[:_SHOWN_FAILURES]:
         sink.note(f"failed: {name}: {why}")
@@ -174,7 +186,7 @@ def _show(sink: Sink, tuned: MeasuredTuning) -> None:
     show_use(sink, tuned)
 
 
-def _table(tuned: MeasuredTuning) -> Table:
+def _table(tuned: MeasuredTuning, routing: str) -> Table:
     measured = tuned.measured
     configs = ("up and down",) if measured.choices.one_file else ("up", "down")
     columns = (
@@ -184,7 +196,7 @@ def _table(tuned: MeasuredTuning) -> Table:
         Column("tuned us", right=True),
         Column("gain", right=True),
         Column("layer", right=True),
-        Column("skewed", right=True),
+        Column("skewed" if routing == "uniform" else "uniform", right=True),
         Column("rate", right=True),
         Column("of peak", right=True),
     )
@@ -250,6 +262,8 @@ def _summary(tuned: MeasuredTuning) -> Iterator[tuple[str, str]]:
         yield "numerics", Prose(f"{compared}, at most {worst:.0%} of the tolerance")
     if measured.compilations:
         yield "beware", Prose(f"{measured.compilations} kernels were compiled while measuring")
+    for remark in tuned.routing_remarks:
+        yield "routing", Prose(remark)
     if measured.drifts:
         yield "beware", Prose(f"the GPU's speed changed by over 2% {len(measured.drifts)} times; repeated")
     if tuned.throttled:

@@ -9,8 +9,9 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.recording import PREFIX, Recording
+from moetune.domain.synthetic_routing import skew_of
 from moetune.measure.alignment import ELSEWHERE
-from moetune.measure.routing import draw, skew_of
+from moetune.measure.routing import draw
 
 if TYPE_CHECKING:
     from moetune.domain.problem import Problem

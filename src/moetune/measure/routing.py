@@ -6,30 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from moetune.domain.errors import InputError
 from moetune.measure.alignment import ELSEWHERE
 
 if TYPE_CHECKING:
     from moetune.domain.problem import Problem
 
 _ROWS = 1 << 15
-
-
-def skew_of(routing: str) -> float:
-    """The exponent of a routing: 0 for `uniform`, S for `zipf:S`.
-
-    Raises:
-        InputError: for another word.
-    """
-    name, _, exponent = routing.partition(":")
-    try:
-        if name == "uniform" and not exponent:
-            return 0.0
-        if name == "zipf" and 0 <= float(exponent) <= 8:
-            return float(exponent)
-    except ValueError:
-        pass
-    raise InputError(f"{routing[:40]!r} is no routing", "give `uniform` or `zipf:S`, as in zipf:1.2")
 
 
 def draw(problem: Problem, m: int, skew: float, generator: torch.Generator) -> torch.Tensor:
