@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,11 @@ from moetune.cli.install import QUIET, STATE
 from moetune.cli.options import sink_from, with_options
 from moetune.cli.output import Prose
 from moetune.cli.tables import Column, Table
+from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from moetune.applications.experiments.outlook import Outlook
     from moetune.applications.experiments.report import Report
     from moetune.cli.output import Sink
@@ -23,6 +27,7 @@ _SHOWN_STARTS = 40
 
 _EPILOG = """\b
 Examples:
+  moetune experiment evening.toml --suggest Qwen/Qwen3.5-122B-A10B --tp 4 --gpu "NVIDIA H200"
   moetune experiment evening.toml --dry-run
   moetune experiment evening.toml
   moetune experiment evening.toml --markdown evening.md
@@ -38,14 +43,21 @@ The same command goes on where it stopped; `moetune uninstall RUN` takes all of 
 @click.option(
     "--markdown", metavar="FILE", type=click.Path(path_type=Path), help="Also write a page to share."
 )
+@click.option("--suggest", metavar="MODEL", help="Write PLAN, with the arms worth trying for a model.")
+@click.option("--server", metavar="NAME", help="To suggest for: sglang or vllm. [default: the installed]")
+@click.option("--server-version", default="", metavar="X.Y.Z", help="Its release. [default: the installed]")
+@click.option("--gpu", metavar="NAME", help="To suggest for. [default: this machine's]")
+@click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel size to suggest for.")
+@click.option("--offline", is_flag=True, help="Never ask the network for the model to suggest for.")
 @with_options(STATE, *QUIET)
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 where the answer is no (1).")
 def experiment(
     plan: Path,
     dry_run: bool,
     markdown: Path | None,
+    suggest: str | None,
     exit_zero: bool,
-    **values: Any,  # noqa: ANN401
+    **values: Any,  # noqa: ANN401 - click's values
 ) -> int:
     """Try config files, flags and variables on a real server under real load: the known-good server
     against itself, each intervention alone against it, then all that helped together.
@@ -54,6 +66,9 @@ def experiment(
     helped is left in place; flags are printed, never written into a script.
     """  # noqa: D205 - one sentence is the help text
     sink = sink_from(values)
+    asked = {name: values.pop(name) for name in ("server", "server_version", "gpu", "tp", "offline")}
+    if suggest is not None:
+        return _suggest(sink, plan, suggest, asked)
     from moetune.applications.experiments.experiment import look_ahead, run_experiment
 
     if dry_run:
@@ -68,17 +83,34 @@ def experiment(
         view.clear()
     show_report(sink, report)
     if markdown is not None:
-        _write(markdown, report)
+        from moetune.applications.experiments.report import to_markdown
+
+        _write(markdown, to_markdown(report))
     sink.document(report.to_json())
     return 0 if report.helps or exit_zero else 1
 
 
-def _write(path: Path, report: Report) -> None:
+def _write(path: Path, text: str) -> None:
     from moetune.applications.atomic import open_places
-    from moetune.applications.experiments.report import to_markdown
 
     with open_places(path.absolute().parent, [path.name]) as places:
-        places.put(path.name, to_markdown(report).encode())
+        places.put(path.name, text.encode())
+
+
+def _suggest(sink: Sink, plan: Path, model: str, asked: Mapping[str, Any]) -> int:
+    """Write a plan to start from."""
+    from moetune.applications.experiments.suggesting import suggest_plan
+
+    if os.path.lexists(plan):
+        raise InputError(f"{plan} is there already", "name another file, or move it away")
+    suggestion = suggest_plan(model, **asked)
+    _write(plan, suggestion.plan_text)
+    sink.heading(f"wrote {plan}: {len(suggestion.arms)} arms, simplest first")
+    sink.fields(("arm", name) for name in suggestion.arms)
+    sink.fields(("left out", Prose(f"{name}: {why}")) for name, why in suggestion.left_out)
+    sink.fields([("then", shlex.join(["moetune", "experiment", str(plan), "--dry-run"]))])
+    sink.document(suggestion.to_json())
+    return 0
 
 
 def _show_outlook(sink: Sink, outlook: Outlook) -> None:
