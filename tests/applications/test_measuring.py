@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,40 @@ def test_what_was_measured_while_the_clock_drifted_is_measured_again(tmp_path: P
         for target in targets(*CONFIGS)[:72]
     ]
     assert min(ratios) > 1.07
+
+
+def test_an_anchor_that_was_held_up_once_is_no_drift(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+
+    def hold_up(_: Progress) -> None:
+        if laboratory._benches[0].since >= ANCHOR_EVERY and not laboratory._benches[0].repeated:
+            machine.set(clock=1.3)  # the next one is the anchor
+
+    with machine.journal() as journal:
+        laboratory = Laboratory(
+            SERVER,
+            PROBLEM,
+            journal,
+            MS,
+            machine.uuids,
+            command=machine.command,
+            pool=machine.pool,
+            progress=hold_up,
+        )
+        real = laboratory._on_anchor
+
+        def on_anchor(bench: Any, timed: Any) -> None:
+            machine.set(clock=1.0)
+            real(bench, timed)
+
+        laboratory._on_anchor = on_anchor  # type: ignore[method-assign]
+        with laboratory:
+            anchored(machine, laboratory, 72)
+    with machine.journal() as journal:
+        drifts = [line["drift"] for line in journal.lines if line["kind"] == "anchor"]
+    assert any(drift > 0.2 for drift in drifts), "nothing was held up: the test tests nothing"
+    assert not laboratory.drifts
+    assert laboratory.measured == 72
 
 
 def test_two_gpus_share_the_work_and_all_candidates_of_one_m_run_on_one(tmp_path: Path) -> None:

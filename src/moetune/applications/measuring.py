@@ -112,6 +112,7 @@ class _Bench:
         anchor_us: what the anchor took last.
         block: targets measured since, for when they have to be repeated.
         repeated: they were repeated already.
+        doubted: the anchor has changed; it is measured once more before that is believed.
     """
 
     device: Device
@@ -122,6 +123,7 @@ class _Bench:
     anchor_us: float | None = None
     block: list[Target] = field(default_factory=list)
     repeated: bool = False
+    doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ class Laboratory:
     def _is_unsure(self) -> bool:
         """Whether a GPU has measured a while since its last anchor: its clock may have drifted since."""
         return self._ready_anchor() is not None and any(
-            not bench.gone and bench.since >= _CLOSING for bench in self._benches
+            not bench.gone and (bench.since >= _CLOSING or bench.doubted) for bench in self._benches
         )
 
     def ask(self, bodies: Sequence[object]) -> list[object]:
@@ -477,6 +479,10 @@ class Laboratory:
         self._journal.append(
             "anchor", device=bench.device.number, time_us=timed.time_us, drift=round(drift, 5)
         )
+        if abs(drift) > DRIFT and not bench.doubted:
+            bench.doubted = True
+            return
+        bench.doubted = False
         bench.anchor_us, bench.since = timed.time_us, 0
         block, bench.block = bench.block, []
         if abs(drift) <= DRIFT or bench.repeated:
@@ -548,13 +554,13 @@ class Laboratory:
             return _AskTag(ask), self._asked[ask]
         target, anchor = self._draw(number), self._ready_anchor()
         if target is None:
-            if anchor is None or self._is_waiting() or bench.since < _CLOSING:
+            if anchor is None or self._is_waiting() or (bench.since < _CLOSING and not bench.doubted):
                 return None
-            return _AnchorTag(number), self._time_task(anchor)
-        due = bench.since >= ANCHOR_EVERY or (bench.anchor_us is None and target != anchor)
+            return _AnchorTag(number), TimeTask(self._tasks[anchor], anchor.m)
+        due = bench.doubted or bench.since >= ANCHOR_EVERY or (bench.anchor_us is None and target != anchor)
         if anchor is not None and due:
             self._ready[target.kernel, target.m].append(target)
-            return _AnchorTag(number), self._time_task(anchor)
+            return _AnchorTag(number), TimeTask(self._tasks[anchor], anchor.m)
         return target, self._time_task(target)
 
     def _draw(self, number: int) -> Target | None:

@@ -72,7 +72,12 @@ class Effort:
 EFFORTS: Mapping[str, Effort] = {
     "quick": Effort("quick", rounds=(4, 4, 4), limit=40, budget_seconds=45.0, wide=False),
     "full": Effort(
-        "full", rounds=(6, 6, 8, 8, 8, 8, 8), limit=160, budget_seconds=180.0, finalists=4, layer_rounds=15
+        "full",
+        rounds=(6, 6, 8, 8, 8, 8, 8, 12, 12, 12, 12),
+        limit=320,
+        budget_seconds=180.0,
+        finalists=6,
+        layer_rounds=21,
     ),
     "exhaustive": Effort("exhaustive", finalists=4, layer_rounds=15, wide=False, exhaustive=True),
 }

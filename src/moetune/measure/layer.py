@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ _NOT_WRITTEN = 1e30
 _LEAST_US = 0.1
 _LONG_US = 50.0
 """A launch beside which what the host takes to launch the next one is hidden."""
+_IDLE_SECONDS = 0.1
 _LOOKS = 2
 """Launches that show whether a candidate is hopeless."""
 _PEAK_BYTES = 4 << 30  # three matrices, two buffers of half a GiB, and as much again
@@ -141,9 +143,7 @@ class Data:
             rows = largest_m if kernel == "up" else slots
             self.inputs[kernel] = self.maker.activations(rows, gemm.k)
             self.outputs[kernel] = torch.empty(slots, gemm.n, dtype=self.output, device=device)
-            self.biases[kernel] = (
-                self.maker.normal(problem.E, gemm.n, self.output) if problem.bias else None
-            )
+            self.biases[kernel] = self.maker.normal(problem.E, gemm.n, self.output) if problem.bias else None
         self.slot_weights = torch.rand(slots, generator=self._generator, device=device) + 0.1
 
     def launch(
@@ -242,6 +242,7 @@ class GpuBackend:
         self._aligned: dict[tuple[Kernel, int, int, bool], list[Alignment]] = {}
         self._tick: torch.Tensor | None = None
         self._between_us: dict[int, float] = {}
+        self._busy_until = 0.0
 
     def facts(self) -> DeviceFacts:
         """See `Backend`."""
@@ -307,6 +308,7 @@ class GpuBackend:
         between_us = self.between_us(count)
         launch(0)
         torch.cuda.synchronize()
+        self._stay_awake()
         give_up_us = task.give_up_us and task.give_up_us + between_us
         found = self._looked_at(launch, count, give_up_us) or timing.sample(
             timing.capture(launch, count),
@@ -317,6 +319,7 @@ class GpuBackend:
             least=task.least_samples,
             most=task.most_samples,
         )
+        self._busy_until = time.monotonic()
         return Timed(
             time_us=max(found.median_us - between_us, _LEAST_US),
             between_us=between_us,
@@ -329,6 +332,11 @@ class GpuBackend:
             hopeless=found.hopeless,
             compilations=self._compilations.count,
         )
+
+    def _stay_awake(self) -> None:
+        """Wake the GPU when nothing was timed for a while."""
+        if time.monotonic() - self._busy_until > _IDLE_SECONDS:
+            timing.wake()
 
     @property
     def compilations(self) -> int:
@@ -371,15 +379,20 @@ class GpuBackend:
         data = self._opened()
         circle = self._layer_circle(data, task)
         routed = self._fresh(circle, task.m, task.routing, task.seed)
-        graphs = []
+        source = torch.empty(task.m, data.problem.K, dtype=data.output, device=self._device)
+        source.normal_(0.0, 0.5)
+        # The same memory for all: nothing but their kernels tells them apart.
+        graphs, pool = [], timing.new_pool()
         for pair in task.pairs:
-            launch = self._layer_launch(data, pair.up, pair.down, task.m, routed)
+            launch = self._layer_launch(data, pair.up, pair.down, task.m, routed, source)
             launch(0)
             torch.cuda.synchronize()
-            graphs.append(timing.capture(launch, len(routed.experts)))
+            graphs.append(timing.capture(launch, len(routed.experts), pool))
+        self._stay_awake()
         samples = timing.interleave(graphs, len(routed.experts), task.rounds, task.seed)
+        self._busy_until = time.monotonic()
         del graphs
-        torch.cuda.empty_cache()  # each graph had memory of its own
+        torch.cuda.empty_cache()
         return LayerTimed(samples, circle.reuse_bytes, self._compilations.count)
 
     def check(self, task: CheckTask) -> Checked:
@@ -409,6 +422,7 @@ class GpuBackend:
             for _ in range(2)
         )
         out = torch.empty_like(a)
+        self._stay_awake()
         product = timing.sample(self._captured(lambda _: torch.mm(a, b, out=out)), 1, most=9)
         source = torch.empty(1 << 28, device=self._device).normal_(generator=generator)
         target, least = torch.empty_like(source), torch.empty((), device=self._device)
@@ -538,11 +552,10 @@ class GpuBackend:
         return align(experts, problem.E, size, length=padded_length_like(experts.numel(), problem.E, task))
 
     def _layer_launch(
-        self, data: Data, up: CompileTask, down: CompileTask, m: int, routed: Routed
+        self, data: Data, up: CompileTask, down: CompileTask, m: int, routed: Routed, source: torch.Tensor
     ) -> Callable[[int], None]:
         check_class(up, data.problem, m)
         check_class(down, data.problem, m)
-        source = torch.empty(m, data.problem.K, dtype=data.output, device=self._device).normal_(0.0, 0.5)
         slots = m * data.problem.topk
 
         def launch(number: int) -> None:

@@ -34,7 +34,7 @@ _GRAPH_US = 400.0
 _FAST_BYTES_PER_US = 4e6
 """A memory of 4 TB/s; with a slower one a graph takes longer than it would have to."""
 _FEWEST_LAUNCHES = 4
-_CONTESTANTS = 5  # graphs of the layer that are alive at a time, each with memory of its own
+_LAYERS = 2  # that hold temporaries: the one that runs before it is captured, and all graphs together
 _OWN_BYTES = 1 << 30
 """For the CUDA context, compiled kernels, graphs, and what a reference needs of one expert."""
 
@@ -182,5 +182,5 @@ def needed_bytes(problem: Problem, largest_m: int, up_copies: int, down_copies: 
     activations = 4 * largest_m * problem.K + 4 * slots * problem.N
     outputs = 2 * slots * up.n + 2 * slots * down.n
     # The layer's own temporaries: activation in and out, quantization, sum; and an fp32 reference.
-    temporaries = _CONTESTANTS * (4 * slots * (up.n + down.n) + 16 * slots * problem.N)
+    temporaries = _LAYERS * (4 * slots * (up.n + down.n) + 16 * slots * problem.N)
     return weights + scales + activations + outputs + temporaries + _OWN_BYTES
