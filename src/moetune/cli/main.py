@@ -40,6 +40,7 @@ VERBS = {
     "experiment": Verb(
         "moetune.cli.experiment:experiment", "Try configs and flags on a real server: what helps stays."
     ),
+    "routing": Verb("moetune.cli.routing:routing", "Inspect recorded expert choices; make synthetic ones."),
     "replay": Verb("moetune.cli.replay:replay", "Run the search strategy on a recorded landscape."),
     "explain": Verb("moetune.cli.explain:explain", "What the code of a finding means."),
 }
