@@ -60,7 +60,7 @@ def main() -> int:
             piece.add_argument("--rounds", type=int, default=11)
         if function is pdl:
             piece.add_argument("--landscapes", type=Path, default=Path("training/landscapes"))
-            piece.add_argument("--count", type=int, default=24)
+            piece.add_argument("--count", type=int, default=16)
             piece.add_argument("--compile-only", action="store_true")
         if function is profile:
             piece.add_argument("journal", type=Path)

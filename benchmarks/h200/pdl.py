@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
 import time
 from dataclasses import replace
@@ -74,6 +75,7 @@ def pdl(arguments: argparse.Namespace) -> int:
     """Measure, or with --compile-only fill the cache; resumes from what the output file holds."""
     started = time.monotonic()
     landscapes = [read_landscape(path) for path in sorted(arguments.landscapes.glob("*.csv.gz"))]
+    random.Random(7).shuffle(landscapes)  # a run that is cut short has some of each kind
     pools: dict[str, list[KernelConfig]] = {}
     for landscape in landscapes:
         dtype = landscape.problem.quantization.dtype.value
@@ -101,6 +103,7 @@ def pdl(arguments: argparse.Namespace) -> int:
             continue
         if time.monotonic() - started > arguments.budget:
             print("not done yet: run it again")
+            report(arguments.out)
             return 3
         new = _measure(backend, landscape, tasks, good)
         rows += new
