@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moetune.applications.experiments.arm_errors import CannotStartError, CannotStopError
+from moetune.applications.experiments.far_configs import FarConfigs
 from moetune.applications.experiments.interrupts import Interrupts
 from moetune.applications.experiments.known_good import ConfigArms
 from moetune.applications.experiments.load_errors import LoadError
@@ -29,7 +30,7 @@ QUICK = DecisionPlan(noise=0.002, smallest_effect=0.05, alpha=0.4)
 
 def made_plan(*interventions: Intervention, budget: Budget = NO_LIMIT, **server: Any) -> Plan:
     """A plan whose interventions are effects of the made-up server: `--times 1.1`."""
-    known = ServerPlan("other", ("serve", "--port", "{port}"), **server)
+    known = ServerPlan(**{"name": "other", "command": ("serve", "--port", "{port}"), **server})
     load = LoadPlan("guidellm", passes=1)
     return Plan("made up", known, load, interventions, budget, QUICK)
 
@@ -64,6 +65,8 @@ class MadeUp:
     refused: tuple[tuple[str, str], ...] = ()
     fill_caches: bool = False
     count: int = 0
+    far: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    variables: list[Mapping[str, str]] = field(default_factory=list)
     on_load: Callable[[], None] = lambda: None
 
     def tools(self) -> Tools:
@@ -75,6 +78,9 @@ class MadeUp:
         del plan
         words = tuple(word for one in interventions for word in (*one.arguments, *one.configs))
         self.begun.append(" ".join(words) or "baseline")
+        self.variables.append(
+            {name: value for one in interventions for name, value in one.environment.items()}
+        )
         if "no start" in self._fault(words):
             raise CannotStartError("it ends at once")
         self.running += 1
@@ -125,6 +131,7 @@ class MadeUp:
                 record,
                 state,
                 ConfigArms(plan, record.folder, {}),
+                FarConfigs(plan.server, record, self._put_far, self._remove_far),
                 self.tools(),
                 interrupts or Interrupts(),
                 self._show(record),
@@ -133,6 +140,14 @@ class MadeUp:
             )
             experiment.run()
             return report_of(plan, record.id, record.folder, record.facts)
+
+    def _put_far(self, host: str, files: Mapping[str, bytes]) -> str:
+        folder = f"/far/{len(self.far)}"
+        self.far[folder] = (host, *files)
+        return folder
+
+    def _remove_far(self, host: str, folder: str) -> None:
+        assert self.far.pop(folder)[0] == host
 
     def _show(self, record: Record) -> Callable[[Progress], None]:
         def show(progress: Progress) -> None:

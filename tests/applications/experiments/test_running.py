@@ -19,6 +19,7 @@ from moetune.domain.experiment import Verdict
 from moetune.domain.experiment_plan import BASELINE, COMBINED, Budget, Intervention
 from moetune.domain.schedule import BASELINE_STARTS, block_of
 from tests.applications.experiments.made_up import MadeUp, effect, made_plan
+from tests.applications.install_world import FOLDER, pair, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -283,6 +284,34 @@ def test_an_end_that_was_asked_for_stops_the_server_and_loses_no_finished_start(
         report = MadeUp().run(plan, state)
         assert starts(report) == starts(whole)
         assert verdicts(report) == verdicts(whole)
+
+
+def test_on_another_host_config_files_are_named_by_a_variable(tmp_path: Path) -> None:
+    tuned = Intervention("tuned", configs=(str(write(tmp_path / "tuned", pair(64))),), proof="runs")
+    none = Intervention("none", without_configs=True, proof="runs")
+    server: dict[str, Any] = {"name": "sglang", "version": "0.5.23", "host": "gpu-box"}
+    server["triton_version"] = "3.6.0"
+    machine = MadeUp()
+    puts: list[tuple[str, ...]] = []
+
+    class Far(MadeUp):
+        def _put_far(self, host: str, files: Any) -> str:
+            puts.append(tuple(files))
+            return super()._put_far(host, files)
+
+    machine = Far()
+    report = machine.run(made_plan(tuned, none, **server), tmp_path / "state")
+    # Each is put there once, however often it is started, and gone at the end.
+    assert sorted(puts) == [(), tuple(sorted(pair(64, FOLDER)))]
+    assert machine.far == {}
+    names = {value for variables in machine.variables for value in variables.values()}
+    assert names == {"/far/0", "/far/1"}
+    assert {one for variables in machine.variables for one in variables} == {"SGLANG_MOE_CONFIG_DIR"}
+    assert {} in machine.variables  # the baseline
+    placed = {one.installed for one in report.starts if one.result.start.arm == "tuned"}
+    assert [sorted(path.partition("/configs/")[2] for path in paths) for paths in placed] == [
+        sorted(path.partition("configs/")[2] for path in pair(64, FOLDER))
+    ]
 
 
 class Killed(BaseException):

@@ -13,6 +13,7 @@ from moetune.applications.experiments.caches import needs_preparing
 from moetune.applications.experiments.checking import check, model_of
 from moetune.applications.experiments.command_line import arm_command
 from moetune.applications.experiments.facts import read_facts
+from moetune.applications.experiments.far_configs import FarConfigs
 from moetune.applications.experiments.generators import load_of_pass
 from moetune.applications.experiments.interrupts import Interrupts
 from moetune.applications.experiments.known_good import ConfigArms
@@ -87,6 +88,7 @@ def run_experiment(
             record,
             where,
             configs,
+            FarConfigs(plan.server, record),
             real_tools(model_of(plan)),
             interrupts,
             show,

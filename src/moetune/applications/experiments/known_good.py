@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from moetune.applications.atomic import open_places
 from moetune.applications.config_files import TRITON
 from moetune.applications.environment import read_tree
+from moetune.applications.experiments.far_configs import far_files
 from moetune.applications.experiments.redaction import redacted_arguments, redacted_variables
 from moetune.applications.install_checks import Checked
 from moetune.applications.install_plan import Change, FileChange, InstallRequest, Prepared, prepare_install
@@ -196,7 +197,10 @@ class ConfigArms:
         Raises:
             MoetuneError: with the reason.
         """
-        if self._server.host or not touches_files(intervention):
+        if not touches_files(intervention):
+            return
+        if self._server.host:
+            far_files(self._server, intervention)
             return
         if intervention.configs:
             self._prepare(intervention)

@@ -83,10 +83,11 @@ class StartOrder:
 
     Attributes:
         start: where in the schedule.
-        interventions: of its arm.
+        interventions: of its arm, as they run.
         number: of all that were begun, also of those that were cut short: no two have one.
         attempt: 1, or 2 for a baseline that failed.
         preparing: only fill the caches.
+        placed: config files that lie ready for it on another host.
     """
 
     start: ScheduledStart
@@ -94,6 +95,7 @@ class StartOrder:
     number: int
     attempt: int = 1
     preparing: bool = False
+    placed: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -140,10 +142,10 @@ class OneStart:
         """
         began, wall = self._tools.clock(), self._tools.wall()
         result = StartResult(order.start, Ending.DONE, started_s=wall)
-        installed: tuple[str, ...] = ()
+        installed = order.placed
         try:
             try:
-                installed = self._configs.put(order.interventions, looked_for)
+                installed += self._configs.put(order.interventions, looked_for)
             except MoetuneError as error:
                 result = _ended(result, Ending.CANNOT_INSTALL, error)
             else:

@@ -77,6 +77,7 @@ class Facts:
         stopped: why it ended before that; empty as a rule.
         taken_back: `moetune uninstall` has brought back the state before it.
         known_good: that state.
+        far: intervention to the folder of its config files on another host.
         plan_path: the plan's file, as it was last named.
     """
 
@@ -96,6 +97,7 @@ class Facts:
     stopped: str = ""
     taken_back: bool = False
     known_good: dict[str, Any] | None = None
+    far: dict[str, str] = field(default_factory=dict)
     plan_path: str = ""
 
     def read(self, line: Mapping[str, Any], source: str) -> None:
@@ -156,6 +158,14 @@ def _read_known_good(facts: Facts, line: Mapping[str, Any]) -> None:
     facts.known_good = dict(line["state"])
 
 
+def _read_far(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.far[str(line["intervention"])] = str(line["folder"])
+
+
+def _read_far_gone(facts: Facts, line: Mapping[str, Any]) -> None:
+    facts.far.pop(str(line["intervention"]), None)
+
+
 def _read_called(facts: Facts, line: Mapping[str, Any]) -> None:
     facts.plan_path, facts.stopped = str(line["plan"]), ""
 
@@ -181,6 +191,8 @@ _READERS: Mapping[str, Callable[[Facts, Mapping[str, Any]], None]] = {
     "keeping": _read_keeping,
     "kept": _read_kept,
     "known good": _read_known_good,
+    "far": _read_far,
+    "far gone": _read_far_gone,
     "called": _read_called,
     "stopped": _read_stopped,
     "done": _read_done,

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from moetune.applications.experiments.far_configs import FarConfigs
 from moetune.applications.experiments.flag_rules import proof_texts
 from moetune.applications.experiments.judging import (
     Judge,
@@ -99,7 +100,8 @@ class Experiment:
         plan: the experiment.
         record: open, and held.
         state: the state directory, where what stays in place is recorded.
-        configs: puts config files in place.
+        configs: puts config files in place here.
+        far: puts them on another host.
         tools: what starts, loads and reads a server.
         interrupts: whether an end was asked for.
         show: told where the experiment is.
@@ -113,6 +115,7 @@ class Experiment:
         record: Record,
         state: Path,
         configs: ConfigArms,
+        far: FarConfigs,
         tools: Tools,
         interrupts: Interrupts,
         show: Callable[[Progress], None],
@@ -120,7 +123,7 @@ class Experiment:
         needs_preparing: Callable[[Sequence[Intervention]], bool],
     ) -> None:
         self._plan, self._record, self._state, self._configs = plan, record, state, configs
-        self._interrupts, self._show = interrupts, show
+        self._far, self._interrupts, self._show = far, interrupts, show
         self._judge = Judge(plan, record.facts)
         self._refusals, self._needs_preparing = refusals, needs_preparing
         self._start: ScheduledStart | None = None
@@ -150,6 +153,7 @@ class Experiment:
         kept = [self._plan.intervention(name) for name in facts.keeping or ()]
         installs = self._configs.keep(kept, self._looked_for(), self._state, known.installs)
         self._record.add("kept", installs=installs)
+        self._far.remove()
         self._record.add("done")
 
     # what is known
@@ -334,7 +338,9 @@ class Experiment:
         self._start = start
         number = self._record.facts.begun_starts + 1
         self._record.add("begun", start=to_json(start))
-        order = StartOrder(start, self._interventions(arm), number, attempt, preparing)
+        interventions = self._interventions(arm)
+        placed = self._far.paths(interventions)
+        order = StartOrder(start, interventions, number, attempt, preparing, placed)
         self._say("a start that only fills the caches" if preparing else "begins", begins=True)
         finished = self._one.run(order, self._looked_for())
         self._record.add_start(finished)
@@ -344,7 +350,8 @@ class Experiment:
         self._check_known()
 
     def _interventions(self, arm: Arm) -> tuple[Intervention, ...]:
-        return tuple(map(self._plan.intervention, arm.interventions))
+        """As they run: on another host with the variable that names their config files."""
+        return self._far.placed([self._plan.intervention(name) for name in arm.interventions])
 
     def _say(self, text: str, *, begins: bool = False) -> None:
         facts = self._record.facts

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moetune import __version__
+from moetune.applications.experiments.far_configs import FarConfigs
 from moetune.applications.experiments.known_good import KnownGood, take_back
 from moetune.applications.experiments.leftovers import leftovers
 from moetune.applications.experiments.pasting import pasteable
@@ -86,6 +87,7 @@ def take_experiment_back(
     with Record.open_known(state, name) as record:
         ended = end_leftovers(record.folder)
         arm = take_back(record.folder, environ)
+        FarConfigs(seen.plan.server, record).remove()
         known = _known_good(record.facts.known_good)
         answers = _uninstall(state, record.facts.kept, environ, dry_run=False)
         if not any(one.left for one in answers):
