@@ -16,6 +16,7 @@ from moetune.domain.codec import to_json
 from moetune.domain.decision import noise_of
 from moetune.domain.experiment import Ending, Judgement, StartResult
 from moetune.domain.experiment_plan import BASELINE, COMBINED
+from moetune.domain.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from moetune.domain.experiment_plan import Intervention, Plan
 
 SCHEMA = "moetune.experiment/1"
+_LONGEST = 1 << 16
 SHOWN_METRICS: Mapping[str, str] = {
     "output_tokens_per_s": "throughput",
     "ttft_ms": "TTFT",
@@ -252,14 +254,15 @@ def to_markdown(report: Report) -> str:
             lines.append("")
     lines += ["## What stays", ""]
     lines += [f"- {_cell(name)}" for name in report.kept] or ["Nothing: no arm helped."]
-    lines += [f"- {name} `{words}`" for name, words in report.flags]
+    lines += [f"- {name}: {_cell(words)}" for name, words in report.flags]
     if report.changes_command:
-        lines += ["", "    " + report.command]
+        lines += ["", "    " + printable(report.command, _LONGEST)]
     return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:
-    """A text in a table of Markdown: no markup, no HTML, no end of the cell."""
+    """A text in a table of Markdown: one line, no markup, no HTML, no end of the cell."""
+    text = printable(text, _LONGEST)
     for character, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, escaped)
     return "".join(f"\\{c}" if c in "\\`*_[]|#" else c for c in text)
