@@ -73,8 +73,8 @@ EFFORTS: Mapping[str, Effort] = {
     "quick": Effort("quick", rounds=(4, 4, 4), limit=40, budget_seconds=45.0, wide=False),
     "full": Effort(
         "full",
-        rounds=(6, 6, 8, 8, 8, 8, 8, 12, 12, 12, 12),
-        limit=320,
+        rounds=(6, 6, 8, 8, 8, 8, 8, 8, 8, 8),
+        limit=240,
         budget_seconds=180.0,
         finalists=6,
         layer_rounds=21,
