@@ -12,6 +12,8 @@ from moetune.cli.install import QUIET, STATE
 from moetune.cli.options import sink_from, with_options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from moetune.applications.uninstalling import Uninstalled
     from moetune.cli.output import Sink
 
@@ -51,7 +53,8 @@ def uninstall(dry_run: bool, **values: Any) -> int:  # noqa: ANN401 - click's va
     from moetune.applications.experiments.record import is_experiment_id
 
     if is_experiment_id(values["what"] or ""):
-        return _take_experiment_back(sink, values["what"], values["state"], dry_run=dry_run)
+        how = {"dry_run": dry_run, "forget": values["forget"]}
+        return _take_experiment_back(sink, values["what"], values["state"], how)
     from moetune.applications.uninstalling import UninstallRequest
     from moetune.applications.uninstalling import uninstall as run
 
@@ -61,11 +64,11 @@ def uninstall(dry_run: bool, **values: Any) -> int:  # noqa: ANN401 - click's va
     return 0 if answer.did_something else 1
 
 
-def _take_experiment_back(sink: Sink, name: str, state: Path | None, *, dry_run: bool) -> int:
+def _take_experiment_back(sink: Sink, name: str, state: Path | None, how: Mapping[str, bool]) -> int:
     from moetune.applications.experiments.taking_back import take_experiment_back
     from moetune.applications.state import state_path
 
-    answer = take_experiment_back(state_path(state, os.environ), name, os.environ, dry_run=dry_run)
+    answer = take_experiment_back(state_path(state, os.environ), name, os.environ, **how)
     for text in answer.ended:
         sink.note(f"a server that an interrupted call had left was ended: {text}")
     for one in answer.uninstalled:
@@ -74,7 +77,7 @@ def _take_experiment_back(sink: Sink, name: str, state: Path | None, *, dry_run:
         sink.note("the config files of an arm that was interrupted were taken back")
     for text in answer.changed:
         sink.warning(f"not as before the experiment: {text}")
-    said = "nothing was changed: --dry-run" if dry_run else f"the state before {name} is back"
+    said = "nothing was changed: --dry-run" if answer.dry_run else f"the state before {name} is back"
     sink.heading(
         said if not answer.changed else f"the state before {name} is back but for what is named above"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,17 @@ def test_table_for_people_tells_the_story(evening: Evening) -> None:
         "left in place: tuned configs",
     ):
         assert words in text
+
+
+def test_the_page_shows_this_very_table(evening: Evening) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "experiment.md").read_text("utf-8")
+    for arm in evening.document["arms"]:
+        (row,) = [line for line in page.splitlines() if line.startswith(f"  {arm['arm']}  ")]
+        ratios = [f"{one['ratio']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for one in arm["comparisons"]]
+        shown = re.findall(r"[0-9.]+ \[[0-9.]+, [0-9.]+\]", row)
+        assert arm["verdict"] in row
+        assert set(shown) <= set(ratios)
+        assert bool(shown) == bool(ratios)
 
 
 def test_uninstall_brings_the_bytes_of_before_back(evening: Evening) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,33 @@ def test_what_somebody_else_changes_meanwhile_stays_and_is_named(world: World) -
     with pytest.raises(OutputError, match="changed by somebody else"):
         world.configs.take_back()
     assert (world.root / FOLDER / UP).read_text() == '{"1": {}}'
+
+
+def test_who_puts_the_bytes_of_before_back_by_hand_is_believed(world: World) -> None:
+    before = (world.root / FOLDER / UP).read_bytes()
+    world.configs.put((world.put,), LOOKED_FOR)
+    (world.root / FOLDER / UP).write_text('{"1": {}}')
+    with pytest.raises(OutputError):
+        world.configs.take_back()
+    (world.root / FOLDER / UP).write_bytes(before)
+    assert world.configs.take_back()
+    assert not world.configs.take_back()
+
+
+def test_who_removes_the_new_files_by_hand_is_believed(tmp_path: Path) -> None:
+    world = World(tmp_path, config_root=str(tmp_path / "new"))
+    world.configs.put((world.put,), ())
+    shutil.rmtree(tmp_path / "new")
+    assert world.configs.take_back()
+    assert not world.configs.take_back()
+
+
+def test_what_was_changed_can_be_left_for_good(world: World) -> None:
+    world.configs.put((world.put,), LOOKED_FOR)
+    (world.root / FOLDER / UP).write_text('{"1": {}}')
+    assert take_back(world.run, {}, forget=True)
+    assert (world.root / FOLDER / UP).read_text() == '{"1": {}}'
+    assert not take_back(world.run, {})
 
 
 def test_what_changed_is_said_in_words(world: World) -> None:

@@ -283,6 +283,7 @@ def test_unknown_lines_of_a_newer_release_are_passed_over(state: Path) -> None:
 def test_looking_neither_locks_nor_changes(state: Path) -> None:
     with opened(state) as record:
         record.add("called", plan="/plans/evening.toml")
+        record.add("begun", start=to_json(ScheduledStart(0, 0, "a")))
         before = (record.folder / "journal.jsonl").read_bytes()
         seen = look(state, record.id)
         assert seen.running
@@ -292,6 +293,12 @@ def test_looking_neither_locks_nor_changes(state: Path) -> None:
     (one,) = experiments_there(state)
     assert (one.standing, one.next) == ("half-way", "moetune experiment /plans/evening.toml")
     assert recorded(state) == (one.id,)
+
+
+def test_a_plan_that_could_not_run_is_no_experiment_yet(state: Path) -> None:
+    with opened(state) as record:
+        record.add("called", plan="/plans/evening.toml")
+    assert experiments_there(state) == ()
 
 
 def test_what_is_next_for_one_that_is_over(state: Path) -> None:

@@ -95,7 +95,14 @@ def run_experiment(
             lambda version: check(plan, configs, version).refused,
             lambda interventions: _needs_preparing(plan, record.folder, interventions),
         )
-        experiment.run()
+        try:
+            experiment.run()
+        except KeyboardInterrupt:
+            said = (
+                f"{len(record.facts.starts)} starts are finished; nothing runs, and the files are as before"
+            )
+            show(Progress(said, begins=True))
+            raise
         if record.facts.done:
             shutil.rmtree(record.folder / CACHES, ignore_errors=True)
         return report_of(plan, record.id, record.folder, record.facts)

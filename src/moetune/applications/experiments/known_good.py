@@ -32,6 +32,7 @@ from moetune.domain.text import printable
 
 if TYPE_CHECKING:
     from moetune.applications.install_target import Target
+    from moetune.applications.manifest import Entry, Install
     from moetune.domain.experiment_plan import Intervention, Plan
 
 _DOWN = re.compile(r"_down(?=\.json$)")
@@ -347,8 +348,13 @@ def touches_files(intervention: Intervention) -> bool:
     return bool(intervention.configs) or intervention.without_configs
 
 
-def take_back(folder: Path, environ: Mapping[str, str]) -> bool:
+def take_back(folder: Path, environ: Mapping[str, str], *, forget: bool = False) -> bool:
     """Bring back what was there before the files of an arm, from the ledger in a run's folder.
+
+    Args:
+        folder: of the run.
+        environ: variables of this process.
+        forget: leave what somebody else has changed as it is, for good.
 
     Returns:
         Whether there was anything to do.
@@ -361,17 +367,22 @@ def take_back(folder: Path, environ: Mapping[str, str]) -> bool:
             return False
     with open_ledger(folder, writing=True) as ledger:
         recover(ledger)
+        for one in ledger.manifest.installs:
+            back = frozenset(entry.path for entry in one.entries if _is_back(one, entry))
+            if back:
+                # Somebody has put there already what was there before.
+                ledger.write_manifest(ledger.manifest.without(one.id, back))
         installs = ledger.manifest.installs
     left: list[str] = []
     for one in reversed(installs):
-        answer = uninstall(UninstallRequest(what=one.id, root=Path(one.root), state=folder), environ)
-        left += answer.left
-    if left:
+        request = UninstallRequest(what=one.id, root=Path(one.root), state=folder, forget=forget)
+        left += uninstall(request, environ).left
+    if left and not forget:
         raise OutputError(
             f"{', '.join(printable(path, 300) for path in left[:3])} was changed by somebody else while an "
             "arm was in place, and is left as it is",
-            "put it right by hand; the bytes of before lie in "
-            f"{printable(str(folder), 300)}/installs/blobs, by their SHA-256",
+            f"keep it so with moetune uninstall {folder.name} --forget; or put the bytes of before there: "
+            f"they lie in {printable(str(folder), 300)}/installs/blobs, by their SHA-256",
         )
     return True
 
@@ -379,6 +390,19 @@ def take_back(folder: Path, environ: Mapping[str, str]) -> bool:
 def _sources(intervention: Intervention) -> tuple[str, ...]:
     """What an install of its files records as where they come from."""
     return tuple(str(Path(path).absolute()) for path in intervention.configs)
+
+
+def _is_back(install: Install, entry: Entry) -> bool:
+    """Whether what was there before stands there, and not what the arm has put there."""
+    before = None if entry.before is None else entry.before.sha256
+    try:
+        with open_places(Path(install.root), [entry.path], writing=False) as places:
+            content = places.read(entry.path, MAX_FILE_BYTES)
+    except OutputError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            return False
+        content = None
+    return before != entry.written and before == (None if content is None else digest(content))
 
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:

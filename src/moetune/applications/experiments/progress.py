@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from moetune.domain.experiment import ScheduledStart
+from moetune.domain.experiment import Ending, ScheduledStart
 
 if TYPE_CHECKING:
     from moetune.applications.experiments.record import Finished
@@ -58,6 +58,12 @@ def duration_of(plan: Plan, finished: Sequence[Finished]) -> Duration:
     good = [one.result for one in finished if one.result.passes and not one.preparing]
     if good:
         return Duration(median(one.ready_s for one in good), median(one.took_s for one in good), True)
+    filled = [one.result for one in finished if one.preparing and one.result.ending is Ending.DONE]
+    if filled:
+        # Such a start has one pass of the load, a measured one has the discarded pass and its own.
+        ready_s = median(one.ready_s for one in filled)
+        rest_s = median(one.took_s - one.ready_s for one in filled)
+        return Duration(ready_s, ready_s + rest_s * (1 + plan.load.passes), True)
     load = (plan.load.passes + 1) * plan.load.limit_s
     return Duration(plan.server.ready_s, plan.server.ready_s + load + plan.server.stop_s, False)
 

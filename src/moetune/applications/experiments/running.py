@@ -283,12 +283,13 @@ class Experiment:
     def _has_time(self, starts: int, block: int) -> bool:
         limit_s = self._plan.budget.minutes * 60
         facts = self._record.facts
-        if not limit_s or not facts.starts:
+        duration = duration_of(self._plan, facts.starts)
+        if not limit_s or not duration.measured:
             return True
         # Time for the last arm is kept back: as many blocks as there were.
         last = (1 + BASELINE_STARTS) * (block + 1) if facts.combined is None and len(self._tried()) > 1 else 0
         used = sum(one.result.took_s for one in facts.starts)
-        return used + (starts + last) * duration_of(self._plan, facts.starts).start_s <= limit_s
+        return used + (starts + last) * duration.start_s <= limit_s
 
     # a start
 

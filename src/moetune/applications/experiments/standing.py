@@ -37,16 +37,19 @@ class ExperimentStatus:
 
 
 def experiments_there(state: Path) -> tuple[ExperimentStatus, ...]:
-    """The experiments of a state directory; what cannot be read is named and passed over."""
-    return tuple(_status(state, name) for name in recorded(state))
+    """The experiments of a state directory that were begun; what cannot be read is named."""
+    found = (_status(state, name) for name in recorded(state))
+    return tuple(one for one in found if one is not None)
 
 
-def _status(state: Path, name: str) -> ExperimentStatus:
+def _status(state: Path, name: str) -> ExperimentStatus | None:
     try:
         seen = look(state, name)
     except MoetuneError as error:
         return ExperimentStatus(name, "", "broken", note=error.message)
     facts = seen.facts
+    if not (facts.begun_starts or facts.done or seen.running):
+        return None  # a plan that could not run: nothing was started
     return ExperimentStatus(
         id=name,
         name=printable(seen.plan.name, 80),

@@ -66,7 +66,7 @@ class TakenBack:
 
 
 def take_experiment_back(
-    state: Path, name: str, environ: Mapping[str, str], *, dry_run: bool = False
+    state: Path, name: str, environ: Mapping[str, str], *, dry_run: bool = False, forget: bool = False
 ) -> TakenBack:
     """Bring back the state before an experiment: config files by their backups; the command is told.
 
@@ -75,6 +75,7 @@ def take_experiment_back(
         name: of the experiment.
         environ: variables of this process.
         dry_run: change nothing.
+        forget: leave what somebody else has changed as it is, for good.
 
     Raises:
         MoetuneError: when it cannot be done, or the experiment runs.
@@ -82,14 +83,14 @@ def take_experiment_back(
     seen = look(state, name)
     command = pasteable(seen.plan.server, ())
     if dry_run:
-        answers = _uninstall(state, seen.facts.kept, environ, dry_run=True)
+        answers = _uninstall(state, seen.facts.kept, environ, dry_run=True, forget=forget)
         return TakenBack(name, (), False, answers, (), command, True)
     with Record.open_known(state, name) as record:
         ended = end_leftovers(record.folder)
-        arm = take_back(record.folder, environ)
+        arm = take_back(record.folder, environ, forget=forget)
         FarConfigs(seen.plan.server, record).remove()
         known = _known_good(record.facts.known_good)
-        answers = _uninstall(state, record.facts.kept, environ, dry_run=False)
+        answers = _uninstall(state, record.facts.kept, environ, dry_run=False, forget=forget)
         if not any(one.left for one in answers):
             record.add("taken back")
         changed = () if known is None else known.changed()
@@ -110,13 +111,17 @@ def end_leftovers(folder: Path) -> tuple[str, ...]:
 
 
 def _uninstall(
-    state: Path, names: tuple[str, ...], environ: Mapping[str, str], *, dry_run: bool
+    state: Path, names: tuple[str, ...], environ: Mapping[str, str], *, dry_run: bool, forget: bool
 ) -> tuple[Uninstalled, ...]:
     """Take installs back that are still recorded, the last one first."""
     with open_ledger(state, writing=False) as ledger:
         roots = {one.id: one.root for one in ledger.manifest.installs}
     return tuple(
-        uninstall(UninstallRequest(what=name, root=Path(roots[name]), state=state), environ, dry_run=dry_run)
+        uninstall(
+            UninstallRequest(what=name, root=Path(roots[name]), state=state, forget=forget),
+            environ,
+            dry_run=dry_run,
+        )
         for name in reversed(names)
         if name in roots
     )
