@@ -41,7 +41,7 @@ def grid(arguments: argparse.Namespace) -> int:
         if not tuner.complete:
             return 3
         choices, _ = tuner.settle()
-        write_landscape(journal.folder, problem, lab)
+        write_landscape(journal.folder, problem, lab, ms)
         entries = [
             {"m": entry.m, "up": entry.pair.up.to_json(), "down": entry.pair.down.to_json()}
             for entry in choices.entries

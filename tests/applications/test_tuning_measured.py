@@ -217,15 +217,17 @@ def test_a_landscape_that_was_written_is_replayed(tmp_path: Path) -> None:
     ms = (1, 64)
     with machine.journal() as journal, machine.laboratory(journal, ms) as laboratory:
         laboratory.want(Target(kernel, m, c) for kernel in ("up", "down") for m in ms for c in configs)
+        laboratory.want([Target("up", 3, configs[0])])  # a look between the keys: no landscape
         laboratory.run()
-        path = write_landscape(tmp_path, PROBLEM, laboratory)
+        path = write_landscape(tmp_path, PROBLEM, laboratory, ms)
         first = path.read_bytes()
-        write_landscape(tmp_path, PROBLEM, laboratory)
+        write_landscape(tmp_path, PROBLEM, laboratory, ms)
         assert path.read_bytes() == first
     landscape = read_landscape(path)
     assert landscape.problem.E == PROBLEM.E
     assert landscape.problem.gpu == PROBLEM.gpu
     assert landscape.times_us["up", 64][broken] is None
+    assert {m for _, m in landscape.times_us} == set(ms)
     for (kernel, m), times in landscape.times_us.items():
         for config, time_us in times.items():
             assert laboratory.times[Target(kernel, m, config)] == (

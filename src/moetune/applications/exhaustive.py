@@ -13,7 +13,7 @@ from moetune.domain.errors import OutputError
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from moetune.applications.measuring import Laboratory
@@ -59,9 +59,20 @@ def landscape_facts(problem: Problem, facts: Mapping[str, Any]) -> dict[str, Any
 
 
 def write_landscape(
-    folder: Path, problem: Problem, laboratory: Laboratory, facts: Mapping[str, Any] | None = None
+    folder: Path,
+    problem: Problem,
+    laboratory: Laboratory,
+    ms: Collection[int],
+    facts: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `landscape.csv.gz` and `landscape.json`; the path of the first.
+
+    Args:
+        folder: where.
+        problem: what was measured.
+        laboratory: holds the times.
+        ms: those at which all was measured; what lies between them is no landscape.
+        facts: more about how it was measured.
 
     Raises:
         OutputError: when they cannot be written; what was there before is left as it was.
@@ -70,6 +81,8 @@ def write_landscape(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for target, time_us in sorted(laboratory.times.items(), key=lambda item: item[0]):
+        if target.m not in ms:
+            continue
         config = target.config
         why = laboratory.failed.get((target.kernel, config), "cannot run") if time_us is None else ""
         writer.writerow(
