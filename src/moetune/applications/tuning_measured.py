@@ -443,7 +443,9 @@ class _Run:
         self.laboratory.note("health", **to_json(self._health.look()), throttled_during=list(self.throttled))
         landscape = None
         if self._effort.exhaustive and measured.complete:
-            landscape = write_landscape(self.journal.folder, self._problem, self.laboratory)
+            assert self._keys is not None
+            ms = self._keys.ms
+            landscape = write_landscape(self.journal.folder, self._problem, self.laboratory, ms)
         if measured.complete and not self.nothing_left:
             self.journal.append("done", **self._mark)
         return measured, landscape
