@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,10 +140,9 @@ def test_a_wgmma_needs_registers_for_its_accumulators() -> None:
         assert (wgmma_registers(tile), register_limit(tile)) == (needed, limit), (m, n, warps)
 
 
-@pytest.mark.parametrize("b_bits", [8, 4])
-def test_converted_weights_are_bounded_from_above(b_bits: int) -> None:
+def test_converted_weights_of_a_kernel_that_is_not_known_are_bounded_from_above() -> None:
     config = KernelConfig(64, 128, 64, 1, 4, 3)
-    converted = Launch("up", config, 16, b_bits)
+    converted = Launch("up", config, 16, 4)
     assert not shared_memory_is_exact(converted)
     assert shared_memory_is_exact(Launch("up", config))
     for capability in ARCHITECTURES:
@@ -150,6 +150,40 @@ def test_converted_weights_are_bounded_from_above(b_bits: int) -> None:
         copies = 3 if dot_path(converted, capability) is not DotPath.MMA_SYNC else 2
         least = copies * (64 * 2 + 128) * 64 + 128 * 64 * 2
         assert shared_memory_bytes(converted, capability) >= least
+
+
+A, W = 64 * 64 * 2, 128 * 64
+"""Bytes of a tile of 64x64 activations and of one of 128x64 weights, a byte each."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "b_bits", "grouped", "expected"),
+    [
+        # The pipeline of both operands, converted in registers.
+        ((8, 0), 8, False, 2 * A + 2 * W),
+        # What wgmma reads is the converted tile.
+        ((9, 0), 8, False, 3 * A + 2 * W + 2 * W),
+        ((8, 0), 8, True, 2 * A + 2 * W + 2 * W),
+        ((9, 0), 8, True, 3 * A + 2 * W + 2 * W),
+        # Two weights in a byte are not copied ahead.
+        ((8, 0), 4, True, 2 * A + 2 * W),
+        ((9, 0), 4, True, 3 * A + 2 * W),
+        ((10, 0), 4, True, 3 * A + 2 * W + 16),
+    ],
+)
+def test_converted_weights_have_a_buffer_where_the_dot_or_the_kernel_wants_one(
+    capability: tuple[int, int], b_bits: int, grouped: bool, expected: int
+) -> None:
+    converted = Launch("up", KernelConfig(64, 128, 64, 1, 4, 3), 16, b_bits, grouped=grouped)
+    assert shared_memory_is_exact(converted)
+    assert shared_memory_bytes(converted, capability) == expected
+
+
+def test_integers_do_without_tcgen05() -> None:
+    tile = Launch("up", KernelConfig(128, 128, 64, 1, 4, 3), 8, 8)
+    assert dot_path(tile, (10, 0)) is DotPath.TCGEN05
+    assert dot_path(replace(tile, integers=True), (10, 0)) is DotPath.MMA_SYNC
+    assert dot_path(replace(tile, integers=True), (9, 0)) is DotPath.WGMMA
 
 
 SIZES = st.sampled_from((16, 32, 64, 128, 256))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import triton.language as tl
 from triton.compiler import ASTSource
 
+from moetune.domain.kernel_format import Scales
 from tests.wheels import read_member
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ _HOMES = {
     ("sglang", "0.5.23"): "sglang/kernels/ops/moe/fused_moe_triton_kernels.py",
     ("vllm", "0.33.0"): "vllm/model_executor/layers/fused_moe/fused_moe.py",
 }
-_FUNCTIONS = ("write_zeros_to_output", "fused_moe_kernel")
+_FUNCTIONS = ("write_zeros_to_output", "fused_moe_kernel", "fused_moe_kernel_gptq_awq")
 
 
-def load_kernel(package: str, version: str, folder: Path) -> Any:
-    """The `fused_moe_kernel` of a wheel. Triton wants a file, so its text goes into a folder that is lost."""
+def load_kernel(package: str, version: str, folder: Path, name: str = "fused_moe_kernel") -> Any:
+    """A kernel of a wheel. Triton wants a file, so its text goes into a folder that is lost."""
     text = read_member(package, version, _HOMES[package, version])
     lines = text.splitlines()
     parts = [
@@ -41,7 +42,7 @@ def load_kernel(package: str, version: str, folder: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    return module.fused_moe_kernel
+    return getattr(module, name)
 
 
 def server_source(kernel: Any, task: CompileTask) -> ASTSource:
@@ -65,22 +66,28 @@ def server_source(kernel: Any, task: CompileTask) -> ASTSource:
 
 def _arguments(task: CompileTask) -> dict[str, Any]:
     launch, config = task.launch, task.launch.config
-    scaled = launch.block_k > 0
-    groups = task.k // launch.block_k if scaled else 0
-    scales = "*fp32" if scaled else None
+    blocks = launch.block_k > 0
+    by_channel = task.scales is Scales.CHANNEL
+    scaled = blocks or task.scales is not Scales.NONE
+    groups = task.k // launch.block_k if blocks else -(-task.k // task.group_size) if task.grouped else 1
+    w_rows = task.n // task.block_n if blocks else task.n if by_channel or task.grouped else 1
+    per_byte = 8 // launch.b_bits if task.grouped else 1
     operand = f"*{task.operand_type}"
+    weights_only = bool(task.weight_type)
+    both = launch.a_bits == launch.b_bits == 8
     return {
         # Pointers; None for what this launch does not have, TMA descriptors among it.
         "a_ptr": operand,
-        "b_ptr": operand,
+        "b_ptr": f"*{task.weight_type or task.operand_type}",
         "c_ptr": f"*{task.output_type}",
         "a_desc": None,
         "b_desc": None,
         "bias_ptr": None,
         "b_bias_ptr": None,
         "add_mask_ptr": None,
-        "a_scale_ptr": scales,
-        "b_scale_ptr": scales,
+        "a_scale_ptr": "*fp32" if task.quantizes_activations else None,
+        "b_scale_ptr": None if not scaled else f"*{task.output_type}" if task.grouped else "*fp32",
+        "b_zp_ptr": "*u8" if task.zero_point else None,
         "topk_weights_ptr": "*fp32",
         "sorted_token_ids_ptr": "*i32",
         "expert_ids_ptr": "*i32",
@@ -92,23 +99,30 @@ def _arguments(task: CompileTask) -> dict[str, Any]:
         "num_valid_tokens": 16,
         "stride_am": task.k,
         "stride_ak": 1,
-        "stride_be": task.n * task.k,
+        "stride_be": task.n * task.k // per_byte,
         "stride_bk": 1,
-        "stride_bn": task.k,
+        "stride_bn": task.k // per_byte,
         "stride_cm": task.n,
         "stride_cn": 1,
         "stride_bias_e": 0,
         "stride_bias_n": 0,
         "stride_bbe": 0,
         "stride_bbn": 0,
-        "stride_asm": groups,
-        "stride_ask": int(scaled),
-        "stride_bse": groups * (task.n // task.block_n) if scaled else 0,
-        "stride_bsk": int(scaled),
-        "stride_bsn": groups,
+        "stride_asm": groups if task.quantizes_activations else 0,
+        "stride_ask": int(task.quantizes_activations),
+        "stride_bse": groups * w_rows if scaled else 0,
+        "stride_bsk": int(blocks or task.grouped),
+        "stride_bsn": groups if scaled else 0,
+        "stride_bze": task.n // per_byte * groups if task.zero_point else 0,
+        "stride_bzk": int(task.zero_point),
+        "stride_bzn": groups if task.zero_point else 0,
         # Constants.
         "group_n": task.block_n,
         "group_k": launch.block_k,
+        "group_size": task.group_size,
+        "block_k_diviable": task.k % config.block_size_k == 0,
+        "has_zp": task.zero_point,
+        "use_int4_w4a16": launch.b_bits == 4,
         "BLOCK_SIZE_M": config.block_size_m,
         "BLOCK_SIZE_N": config.block_size_n,
         "BLOCK_SIZE_K": config.block_size_k,
@@ -116,10 +130,10 @@ def _arguments(task: CompileTask) -> dict[str, Any]:
         "MUL_ROUTED_WEIGHT": launch.kernel == "down",
         "top_k": task.top_k,
         "compute_type": tl.bfloat16,
-        "use_fp8_w8a8": scaled,
-        "use_int8_w8a8": False,
-        "use_int8_w8a16": False,
-        "per_channel_quant": False,
+        "use_fp8_w8a8": both and not launch.integers,
+        "use_int8_w8a8": both and launch.integers,
+        "use_int8_w8a16": weights_only and launch.b_bits == 8,
+        "per_channel_quant": by_channel and not weights_only,
         "even_Ks": task.k % config.block_size_k == 0,
         "swap_ab": launch.swap_ab,
         "SWAP_AB": launch.swap_ab,

@@ -23,7 +23,7 @@ class CompilerFailure:
         text: which launches, and what happens.
         block_size_n_over_block_size_k: the quotient that the tile has, None for any.
         min_rows_per_warp: rows of the tile for each warp, at least.
-        operand_bits: bits of both operands.
+        operand_bits: bits of the operands of the dot, weights converted.
         compute_capability: lowest and highest that were seen to fail.
         seen: releases that fail, oldest first.
         absent: releases that do not.
@@ -41,7 +41,8 @@ class CompilerFailure:
     def affects(self, launch: Launch, compute_capability: tuple[int, int], triton: Release) -> bool:
         """Whether this launch fails with that Triton release.
 
-        A release between two that fail fails too, and so does a later one of the same minor version.
+        A release between two that fail fails too, and so does a later one of the same minor version. Of the
+        kernels for weights in groups vLLM's fails and SGLang's does not: nothing is said of them.
         """
         config = launch.config
         quotient = self.block_size_n_over_block_size_k
@@ -49,8 +50,8 @@ class CompilerFailure:
             self.seen[0][:2] <= triton[:2] <= self.seen[-1][:2]
             and triton not in self.absent
             and self.compute_capability[0] <= compute_capability <= self.compute_capability[1]
-            and launch.a_bits == launch.b_bits
             and launch.a_bits in self.operand_bits
+            and not launch.grouped
             and config.block_size_m >= self.min_rows_per_warp * config.num_warps
             and (quotient is None or config.block_size_n == quotient * config.block_size_k)
         )

@@ -27,6 +27,9 @@ class Launch:
             BLOCK_SIZE_N >= 64).
         per_channel: one weight scale for each output channel.
         pdl: launched with programmatic dependent launch.
+        integers: the operands of the dot are integers (int8 w8a8).
+        grouped: weights have a scale for each group along K, and another kernel converts them
+            (`fused_moe_kernel_gptq_awq` of both servers).
     """
 
     kernel: Kernel
@@ -37,6 +40,8 @@ class Launch:
     swap_ab: bool = False
     per_channel: bool = False
     pdl: bool = False
+    integers: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def dot_path(launch: Launch, compute_capability: tuple[int, int]) -> DotPath:
 
     wgmma and tcgen05 take 64 rows at least, as many threads as a warp group has, and their operands
     from shared memory: an operand that is converted in registers (a 16-bit activation with 8-bit or
-    4-bit weights) still goes there afterwards.
+    4-bit weights) still goes there afterwards. Triton has no tcgen05 for integers.
 
     Raises:
         UnknownGpuError: when the compute capability has no rule here.
@@ -154,6 +154,7 @@ def dot_path(launch: Launch, compute_capability: tuple[int, int]) -> DotPath:
         rows >= _MIN_TENSOR_CORE_ROWS
         and columns >= _MIN_TENSOR_CORE_COLUMNS
         and config.num_warps in offered.dot_warps
+        and not (launch.integers and offered.dot_path is DotPath.TCGEN05)
     )
     return offered.dot_path if fits else DotPath.MMA_SYNC
 
@@ -161,10 +162,10 @@ def dot_path(launch: Launch, compute_capability: tuple[int, int]) -> DotPath:
 def shared_memory_is_exact(launch: Launch) -> bool:
     """Whether the closed form is the number and not an upper bound.
 
-    With weights of fewer bits than the activations the kernel converts weights between the pipeline
-    and the dot; how much shared memory that takes is bounded here, not known.
+    It is known for operands of the same bits, for 8-bit weights with 16-bit activations, and for weights
+    in groups; for others, which no kernel here has, the conversion of the weights is bounded.
     """
-    return launch.a_bits == launch.b_bits
+    return launch.a_bits == launch.b_bits or launch.grouped or (launch.a_bits, launch.b_bits) == (16, 8)
 
 
 def shared_memory_bytes(launch: Launch, compute_capability: tuple[int, int]) -> int:
@@ -182,24 +183,46 @@ def shared_memory_bytes(launch: Launch, compute_capability: tuple[int, int]) -> 
     path = dot_path(launch, compute_capability)
     copies = max(config.num_stages - (path is DotPath.MMA_SYNC), 1)
     threads = WARP * config.num_warps
-
-    # Packed 4-bit weights are read a byte for each weight: both weights of a byte load it.
-    operands = (
-        config.block_size_m * config.block_size_k * launch.a_bits // 8,
-        config.block_size_n * config.block_size_k * max(launch.b_bits, 8) // 8,
+    loop = (
+        _copied_bytes(config.block_size_m * config.block_size_k * launch.a_bits // 8, copies, path, threads)
+        + _weight_bytes(launch, path, copies, threads)
+        + _scale_scratch_bytes(launch, path)
     )
-    loop = sum(
-        tile * (copies if tile >= _CP_ASYNC_BYTES * threads else 1) for tile in operands
-    ) + _scale_scratch_bytes(launch, path)
-    if not shared_memory_is_exact(launch):
-        # The converted weights, and their scales at their finest: one of 16 bits for each weight.
-        loop += 2 * config.block_size_n * config.block_size_k * launch.a_bits // 8
     if path is DotPath.TCGEN05:
         loop += _BARRIER_BYTES
 
     thread_bytes = offered.epilogue_thread_bytes_by_warps.get(config.num_warps, offered.epilogue_thread_bytes)
     epilogue = min(config.block_size_m * config.block_size_n * 2, thread_bytes * threads)
     return max(loop, epilogue)
+
+
+def _copied_bytes(tile: int, copies: int, path: DotPath, threads: int) -> int:
+    """Shared memory of a tile that the pipeline copies ahead, or loads in its turn where it is too small."""
+    if tile >= _CP_ASYNC_BYTES * threads:
+        return tile * copies
+    return tile * (2 if path is DotPath.TCGEN05 else 1)
+
+
+def _weight_bytes(launch: Launch, path: DotPath, copies: int, threads: int) -> int:
+    """Shared memory of the weights in the K loop.
+
+    Weights that are converted go through registers. What the pipeline holds of them is never read by
+    the dot itself, and where the dot reads shared memory, or the kernel for groups lays them out anew, the
+    converted tile has a buffer of its own. Two weights of 4 bits share a byte: the addresses of a tile are
+    not one after the other, and no asynchronous copy takes them.
+    """
+    config = launch.config
+    weights = config.block_size_n * config.block_size_k
+    stored, converted = weights * max(launch.b_bits, 8) // 8, weights * launch.a_bits // 8
+    if launch.a_bits == launch.b_bits:
+        return _copied_bytes(stored, copies, path, threads)
+    if not shared_memory_is_exact(launch):
+        # The converted weights, and their scales at their finest: one of 16 bits for each weight.
+        return _copied_bytes(stored, copies, path, threads) + 2 * converted
+    if not launch.grouped and path is DotPath.MMA_SYNC:
+        return _copied_bytes(stored, copies, path, threads)
+    is_copied = launch.b_bits == 8 and stored >= _CP_ASYNC_BYTES * threads
+    return converted + (stored * (config.num_stages - 1) if is_copied else 0)
 
 
 def _scale_scratch_bytes(launch: Launch, path: DotPath) -> int:

@@ -263,7 +263,9 @@ def _too_many_threads(launch: Launch, target: _Target) -> str | None:
 
 def _shared_memory(launch: Launch, target: _Target, *, exact: bool) -> str | None:
     limit = _smem_limit_bytes(target.gpu)
-    if limit is None or resources.shared_memory_is_exact(launch) is not exact:
+    on_nvidia = target.compute_capability is not None
+    known = resources.shared_memory_is_exact(launch) if on_nvidia else launch.a_bits == launch.b_bits
+    if limit is None or known is not exact:
         return None
     if target.compute_capability is not None:
         needed, memory = resources.shared_memory_bytes(launch, target.compute_capability), "shared memory"
@@ -404,7 +406,8 @@ SCALE_GROUP = Constraint(
 MAYBE_SHARED_MEMORY = Constraint(
     "perhaps over the shared memory",
     Kind.NOT_WORTH_TRYING,
-    "how much the conversion of 8-bit or 4-bit weights to 16 bits takes is bounded, not known",
+    "how much the conversion of weights to 16 bits takes is bounded, not known, but for int8 and for groups "
+    "on NVIDIA",
 )
 REGISTERS = Constraint(
     "accumulators over the registers",

@@ -54,6 +54,8 @@ def make_launch(
         swap_ab=_swaps(rules, problem, config),
         per_channel=quantization.per_channel,
         pdl=_has_pdl(rules, problem),
+        integers=quantization.dtype is Dtype.INT8_W8A8,
+        grouped=_is_grouped(problem),
     )
 
 

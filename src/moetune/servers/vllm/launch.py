@@ -58,6 +58,8 @@ def launch(release: Release, problem: Problem, kernel: Kernel, config: KernelCon
         block_k=block[1] if scaled and block is not None else 0,
         swap_ab=_swaps(release, problem, config),
         per_channel=scaled and quantization.per_channel,
+        integers=quantization.dtype is Dtype.INT8_W8A8,
+        grouped=is_grouped(problem),
     )
 
 
