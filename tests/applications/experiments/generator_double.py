@@ -29,14 +29,18 @@ def main() -> None:
     result = Path(flags.get("--output-file") or Path(flags["--result-dir"], flags["--result-filename"]))
     children = {
         "hang": [sys.executable, "-c", IGNORE_AND_SLEEP],
+        "hang-bare": [sys.executable, "-c", IGNORE_AND_SLEEP],
+        "sleep-bare": [sys.executable, "-c", IGNORE_AND_SLEEP],
         "leave": ["sleep", "60"],
     }
     started = [os.getpid()]
     if behaviour in children:
-        started.append(subprocess.Popen(children[behaviour], start_new_session=True).pid)
-    if behaviour == "hang":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        variables = {} if behaviour.endswith("bare") else dict(os.environ)
+        child = subprocess.Popen(children[behaviour], start_new_session=True, env=variables)
+        started.append(child.pid)
         say("still sending")
+    if behaviour.startswith("hang"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     note = Path(f"pids.{os.getpid()}")
     note.write_text(" ".join(map(str, started)))
     note.replace("pids")
@@ -103,6 +107,8 @@ def huge(result: Path) -> None:
 
 ACTIONS: dict[str, Callable[[Path], Any]] = {
     "hang": sleep,
+    "hang-bare": sleep,
+    "sleep-bare": sleep,
     "sleep": sleep,
     "crash": crash,
     "killed": killed,

@@ -97,6 +97,15 @@ def test_no_secret_of_the_plan_stands_in_the_log_though_the_generator_prints_it(
     assert "planted-secret" not in log
 
 
+def test_a_short_secret_is_hidden_where_its_name_stands_beside_it(tmp_path: Path) -> None:
+    run(load_that("work", "--api-key", "pw9x", environment={"API_KEY": "pw8x"}), tmp_path)
+
+    first = (tmp_path / "pass.log").read_text().splitlines()[0]
+    assert "--api-key" in first
+    assert "pw9x" not in first
+    assert "pw8x" not in first
+
+
 def test_a_measurement_leaves_the_first_pass_out_and_has_a_seed_for_each(tmp_path: Path) -> None:
     plan = load_that("work", passes=2, seed=70, folder=str(tmp_path))
 
@@ -254,13 +263,15 @@ def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
         run(load_that("work", folder=str(tmp_path / "gone")), tmp_path)
 
 
+@pytest.mark.parametrize("behaviour", ["hang", "hang-bare", "sleep-bare"])
 def test_a_generator_that_hangs_is_ended_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str
 ) -> None:
-    # It ignores SIGTERM, and so does its child, which has left the session and holds the output open.
+    # It ignores SIGTERM, and so does its child, which has left the session and holds the output open; a
+    # bare one has none of its variables either, and with "sleep" its parent is gone before it.
     monkeypatch.setattr(load_module, "_STOP_S", 0.3)
 
-    error = refused(load_that("hang", limit_s=1.5), tmp_path)
+    error = refused(load_that(behaviour, limit_s=1.5), tmp_path)
 
     assert "longer than its limit of 1.5 s" in error.message
     assert "still sending" in error.message

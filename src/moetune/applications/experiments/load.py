@@ -190,13 +190,20 @@ def _wait(load: LoadPlan, process: subprocess.Popen[bytes], cancelled: Callable[
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End the generator and all that it started; a child that left its session carries the mark."""
+    """End the generator and all that it started.
+
+    A child that left its session carries the mark; one without that is a descendant as long as its parents
+    live, and is remembered for when they are gone.
+    """
+    seen: dict[int, Process] = {}
 
     def of_this_pass() -> list[Process]:
         table = all_processes()
-        found = {one.pid: one for one in table.values() if one.session == process.pid}
-        found |= {one.pid: one for one in descendants(process.pid, table)}
-        return list((found | {one.pid: one for one in marked(mark, table)}).values())
+        seen.update((one.pid, one) for one in descendants(process.pid, table))
+        seen.update((one.pid, one) for one in marked(mark, table))
+        seen.update((one.pid, one) for one in table.values() if one.session == process.pid)
+        now = [table[pid] for pid in seen if pid in table]
+        return [one for one in now if one.started == seen[one.pid].started]
 
     def ask() -> None:
         process.poll()  # so that it does not stay as a process that nobody asked
