@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -32,6 +34,11 @@ MAX_IDS = 1 << 27
 
 PREFIX = "recorded:"
 _HASH_CHARACTERS = 16
+_DAMAGE = (
+    *(OSError, ValueError, LookupError, TypeError, ArithmeticError, EOFError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What numpy and zipfile raise of a file that is damaged or of somebody else."""
 
 Form = Literal["topk_ids", "per_token", "per_pass", "stat", "synthetic"]
 
@@ -182,7 +189,7 @@ class Recording:
                 names = ("ids", "layers", "calls_of_layer", "calls", "experts")
                 ids, layers, calls_of_layer, calls, experts = (file[name] for name in names)
             return _rebuilt(ids, layers, calls_of_layer, calls, experts)
-        except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise InputError(
                 f"{printable(source, 400)} is no recording of moetune: {printable(str(error), 120)}",
                 "name the files it was made from once more with --routing",
@@ -194,7 +201,11 @@ def _rebuilt(
 ) -> Recording:
     if ids.dtype != np.int32 or ids.ndim != 2 or ids.size > MAX_IDS:
         raise ValueError("its ids are no table of experts")
-    if len(layers) != len(calls_of_layer) or calls_of_layer.sum() != len(calls) or calls.sum() != len(ids):
+    if any(sizes.dtype != np.int64 or sizes.ndim != 1 for sizes in (layers, calls_of_layer, calls, experts)):
+        raise ValueError("its lengths are none")
+    if len(layers) != len(calls_of_layer) or calls.min() < 1 or calls_of_layer.min() < 1:
+        raise ValueError("a layer of it has no tokens")
+    if calls_of_layer.sum() != len(calls) or calls.sum() != len(ids):
         raise ValueError("its lengths contradict one another")
     number, known = (int(value) for value in experts)
     check_ids(ids, number)

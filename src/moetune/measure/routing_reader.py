@@ -32,6 +32,7 @@ MAX_ENTRIES = 1 << 18
 MAX_RECORDS = 1 << 17
 _MAX_PICKLE_BYTES = 256 << 20
 _CPU_SECONDS = 120
+_NOBODY = 65534
 _ASKS_FOR = re.compile(r"GLOBAL ([\w.]{1,120})")
 
 
@@ -116,6 +117,12 @@ def _give_up(memory: int) -> None:
     limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + memory
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
+    if os.geteuid() == 0:
+        # Root could raise the limits again; a sandbox without other users has no root that could.
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
 
 
 def _frames(torch: Any, number: int, file: io.BufferedReader) -> Iterator[Frame]:  # noqa: ANN401
