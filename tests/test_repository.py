@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from email.message import Message
 
 ROOT = Path(__file__).parents[1]
-BASE_DEPENDENCIES = {"numpy", "click", "rich", "nvidia-ml-py"}
+BASE_DEPENDENCIES = {"numpy", "click", "rich", "nvidia-ml-py", "tomli"}
 HEAVY = ("torch", "triton", "numpy", "transformers", "huggingface_hub", "sklearn")
 
 # Put together from parts, so that this file does not name them either.
@@ -125,13 +125,18 @@ def wheel_metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 class TestWheel:
-    def test_base_dependencies_are_exactly_four(self, wheel_metadata: Message) -> None:
+    def test_base_dependencies_are_few_and_known(self, wheel_metadata: Message) -> None:
         assert base_requirements(wheel_metadata.get_all("Requires-Dist") or []) == BASE_DEPENDENCIES
 
     def test_nothing_of_a_servers_environment_is_moved_or_pinned(self, wheel_metadata: Message) -> None:
         base = [entry for entry in wheel_metadata.get_all("Requires-Dist") or [] if "extra ==" not in entry]
-        assert not [entry for entry in base if "==" in entry or "<" in entry]
+        wanted = [entry.partition(";")[0] for entry in base]
+        assert not [entry for entry in wanted if "==" in entry or "<" in entry]
         assert "numpy" in base
+
+    def test_a_reader_of_toml_is_installed_only_where_python_has_none(self, wheel_metadata: Message) -> None:
+        (tomli,) = (entry for entry in wheel_metadata.get_all("Requires-Dist") or [] if "tomli" in entry)
+        assert re.search(r"; python_version < ['\"]3\.11['\"]$", tomli)
 
     def test_it_holds_every_file_of_the_package_and_nothing_else(self, wheel: zipfile.ZipFile) -> None:
         package = ROOT / "src"
