@@ -8,8 +8,22 @@ from typing import Any
 import pytest
 
 from moetune.domain.kernel_format import Scales
+from moetune.domain.problem import KERNELS, Problem
+from moetune.domain.quantization import Dtype, Quantization
+from moetune.measure.protocol import (
+    Checked,
+    CheckTask,
+    Failure,
+    FailureKind,
+    LayerPair,
+    LayerTask,
+    LayerTimed,
+    Opened,
+    Workload,
+)
 from moetune.measure.tolerance import relative_error_limit
 from tests.measure.interpreted import Case, Outcome, interpret
+from tests.measure.test_worker import SMALL, ask, task
 
 _FP8_TENSOR = Case(operand="fp8e4nv", scales="tensor")
 _FP8_CHANNEL = Case(operand="fp8e4nv", scales="channel")
@@ -91,3 +105,56 @@ def test_every_format_agrees_with_the_reference(name: str, outcomes: dict[str, O
     assert outcome.worst_row_error <= 2 * limit
     assert outcome.untouched, "the kernel wrote beyond the output"
     assert outcome.reference_norm > 1, "nothing was computed"
+
+
+def _problem(dtype: Dtype, activation: Dtype = Dtype.BF16, **rest: Any) -> Problem:
+    quantization = Quantization(dtype, "made", **rest)
+    return replace(SMALL, K=128, N=64, quantization=quantization, activation_dtype=activation)
+
+
+MEASURED = {
+    "fp8 by tensor": _problem(Dtype.FP8_W8A8, dynamic_activation=True),
+    "fp8 by tensor, static": _problem(Dtype.FP8_W8A8, dynamic_activation=False),
+    "fp8 by channel": _problem(Dtype.FP8_W8A8, per_channel=True, dynamic_activation=True),
+    "int8 by channel": _problem(Dtype.INT8_W8A8, per_channel=True, dynamic_activation=True),
+    "int8 by block": _problem(Dtype.INT8_W8A8, block_shape=(64, 64), dynamic_activation=True),
+    "int8 weights by channel": _problem(Dtype.INT8_W8A16, per_channel=True),
+    "int8 weights by group": _problem(Dtype.INT8_W8A16, group_size=32, zero_point=True),
+    "int4": _problem(Dtype.INT4_W4A16, group_size=64),
+    "int4 with zero points, fp16": _problem(Dtype.INT4_W4A16, Dtype.FP16, group_size=32, zero_point=True),
+    # Groups of 128 do not divide N: the servers halve them.
+    "int4, halved groups": _problem(Dtype.INT4_W4A16, group_size=128, zero_point=True),
+}
+"""Problems with made-up operands of the measuring process itself."""
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, list[Any]]:
+    requests: list[object] = []
+    m = 5
+    for problem in MEASURED.values():
+        up, down = (task(problem, kernel, m) for kernel in KERNELS)
+        layer = LayerTask(m, (LayerPair(up, down),), rounds=1)
+        requests += [Workload(problem, (m,)), CheckTask(up, m), CheckTask(down, m), layer]
+    answers = ask(requests)
+    return {name: answers[4 * number : 4 * number + 4] for number, name in enumerate(MEASURED)}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_measuring_process_opens_checks_and_times_every_format(
+    name: str, measured: dict[str, list[Any]]
+) -> None:
+    opened, up, down, layer = measured[name]
+    assert isinstance(opened, Opened), opened
+    for checked in (up, down):
+        assert isinstance(checked, Checked), checked
+        assert checked.passed, checked
+        assert checked.relative_error > 1e-5, "nothing was rounded: was it computed?"
+    assert isinstance(layer, LayerTimed), layer
+
+
+def test_a_format_that_the_kernels_lack_is_refused_with_its_name() -> None:
+    (failure,) = ask([Workload(_problem(Dtype.MXFP4), (5,))])
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.SETUP
+    assert "mxfp4" in failure.message
