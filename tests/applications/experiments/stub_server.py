@@ -133,7 +133,7 @@ def one_pass(requests: int, fault: str, speed: float) -> tuple[int, object]:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "answers 500":
         return 500, {}
-    time.sleep(60 if fault == "hangs" else float(own("SLOW", "0")))
+    time.sleep(3 if fault == "hangs" else float(own("SLOW", "0")))
     completed = requests // 2 if fault == "loses requests" else requests
     seconds = requests * 0.02 / speed
     answer = {"requested": requests, "completed": completed, "seconds": seconds, "tokens": completed * 16}
