@@ -98,6 +98,15 @@ def test_a_command_on_another_host_is_quoted_twice() -> None:
     assert shlex.split(inner) == ["cd", "/my srv", "&&", "serve", "it's"]
 
 
+def test_no_secret_is_in_a_command_to_be_pasted() -> None:
+    server = ServerPlan("other", ("serve", "--api-key", "much-secret"), {"HF_TOKEN": "also-secret"})
+    shown = pasteable(
+        server, (Intervention("x", ("--token=third-secret",), environment={"MY_KEY": "fourth-secret"}),)
+    )
+    assert "secret" not in shown
+    assert shown.count("(redacted)") == 4
+
+
 def test_config_files_for_another_host_are_named_not_installed() -> None:
     plan = replace(PLAN, server=replace(PLAN.server, host="gpu-box"))
     made = report_of(plan, "e0", Path("/x"), Facts(keeping=("tuned",), combined=("tuned",), done=True))

@@ -82,8 +82,6 @@ def judge_arm(
     baseline = [one.result for one in of.baseline if one.result.ending is Ending.DONE]
     if not good or not baseline:
         return Judgement(name, Verdict.INCONCLUSIVE, validity=Validity(), notes=_failures(of))
-    if not validity.valid:
-        return Judgement(name, Verdict.INVALID, validity=validity, notes=_failures(of), decided=True)
     judged = judge(of.arm.name, baseline, good, plan.decision, arms, planned_blocks, validity, ends=ends)
     return replace(judged, notes=(*judged.notes, *_failures(of)))
 
