@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,16 @@ def get(url: str, seconds: float = 5.0) -> int:
         return error.code
     except OSError:
         return 0
+
+
+@contextlib.contextmanager
+def held(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the test, however that ends."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def alive(pid: int) -> bool:

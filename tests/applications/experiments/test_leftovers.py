@@ -28,6 +28,7 @@ from tests.applications.experiments.arm_world import (
     alive,
     begin,
     first_port,
+    held,
     names_of_records,
     plan_of,
     running,
@@ -45,9 +46,8 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def sleeper() -> Any:
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+    with held("sleep", "600", start_new_session=True) as process:
         yield process
-        process.kill()
 
 
 def record_of(**fields: Any) -> StartRecord:
@@ -86,7 +86,7 @@ def test_what_is_left_when_moetune_and_its_supervisor_are_killed_is_named_and_en
 
 def test_a_start_waits_for_what_is_left_of_another(tmp_path: Path) -> None:
     mark = "e" * 32
-    with subprocess.Popen(["sleep", "600"], env={MARK: mark, "PATH": os.environ["PATH"]}) as process:
+    with held("sleep", "600", env={MARK: mark, "PATH": os.environ["PATH"]}) as process:
         record = record_of(mark=mark)
         write_record(tmp_path, record)
         assert until(lambda: find(record))
@@ -145,7 +145,7 @@ def test_ids_of_another_boot_mean_nothing(tmp_path: Path, sleeper: subprocess.Po
 def test_a_process_without_ids_is_found_by_its_mark(tmp_path: Path) -> None:
     """Moetune was killed between writing the record and writing the ids."""
     mark = "f" * 32
-    with subprocess.Popen(["sleep", "600"], env={MARK: mark, "PATH": os.environ["PATH"]}) as process:
+    with held("sleep", "600", env={MARK: mark, "PATH": os.environ["PATH"]}) as process:
         record = record_of(mark=mark)
         write_record(tmp_path, record)
         assert until(lambda: find(record))
@@ -159,7 +159,7 @@ def test_a_process_without_ids_is_found_by_its_mark(tmp_path: Path) -> None:
 def test_the_stop_command_of_a_container_is_run(tmp_path: Path) -> None:
     code = "import socket, time; s = socket.create_server(('127.0.0.1', PORT)); time.sleep(600)"
     port = first_port() + 1
-    with subprocess.Popen([sys.executable, "-S", "-c", code.replace("PORT", str(port))]) as container:
+    with held(sys.executable, "-S", "-c", code.replace("PORT", str(port))) as container:
         assert until(lambda: listeners(port))
         stop = ("kill", str(container.pid))
         write_record(tmp_path, record_of(port=port, stop=stop))

@@ -26,7 +26,7 @@ from moetune.applications.experiments.arm_errors import (
     PortKeptError,
 )
 from moetune.applications.experiments.arm_server import ArmServer
-from moetune.applications.experiments.caches import needs_preparing
+from moetune.applications.experiments.caches import cache_folder, needs_preparing
 from moetune.applications.experiments.command_line import ArmCommand, arm_command
 from moetune.applications.experiments.endings import counted, ending_text
 from moetune.applications.experiments.gpu_room import GpuRoom
@@ -45,6 +45,7 @@ from tests.applications.experiments.arm_world import (
     begin,
     first_port,
     get,
+    held,
     names_of_records,
     plan_of,
     running,
@@ -273,6 +274,7 @@ def test_case_46_each_command_has_kernels_of_its_own_and_is_prepared_once(tmp_pa
     assert not needs_preparing(command, caches)
     other = ServerPlan("other", (*printing, "more"), port=first_port())
     assert needs_preparing(arm_command(other, ()), caches)
+    assert cache_folder(caches, arm_command(other, ())) != cache_folder(caches, command)
 
 
 def test_a_server_that_writes_its_log_itself_has_a_log_of_limited_size(tmp_path: Path) -> None:
@@ -430,6 +432,8 @@ def test_moetune_killed_at_any_stage_leaves_nothing_running(tmp_path: Path, stag
     )
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     assert until(lambda: not running(tmp_path)), running(tmp_path)
+    if stage not in ("before the supervisor", "before the order"):
+        assert until(lambda: not names_of_records(tmp_path)), "the supervisor says that it is over"
     assert leftovers(tmp_path) == ()
     assert not names_of_records(tmp_path)
 
@@ -471,7 +475,7 @@ def test_a_supervisor_that_is_killed_is_seen_and_the_server_ends_all_the_same(tm
 
 def test_a_signal_reaches_no_process_that_only_has_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_KILL_S", 0.3)
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with held("sleep", "60") as process:
         found = read_process(process.pid)
         assert found is not None
         send(Process(found.pid, found.started + 1), signal.SIGKILL)
