@@ -57,7 +57,7 @@ output_tokens = {load.output_tokens}
 limit_s = {load.limit_s}
 
 [budget]
-starts = {starts}
+starts = {starts}  # 0: what the decision needs
 
 [decision]
 {chr(10).join(f"{name} = {value}" for name, value in decision.items())}
@@ -115,7 +115,7 @@ def test_a_faster_kernel_helps_and_its_flag_is_told(
             "arguments": ["--experts", real.config("grouped_mm")],
             "proof": "experts_implementation=grouped_mm",
         },
-        starts=9,
+        starts=0,
     )
 
     code, report = experiment(plan, capsys)
@@ -134,7 +134,7 @@ def test_a_server_against_itself_neither_helps_nor_hurts(
     real: Real, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The same kernels by another file. Two blocks, by the usual strictness, never suffice for a claim:
-    # whatever the noise of this machine is, one would be an error of moetune.
+    # whatever the noise of this machine is, one would be an error of moetune. Two more starts fill caches.
     again = real.model / "config.again.json"
     shutil.copy(real.config("eager"), again)
     plan = write_plan(
@@ -147,7 +147,7 @@ def test_a_server_against_itself_neither_helps_nor_hurts(
             "arguments": ["--experts", str(again)],
             "proof": "experts_implementation=eager",
         },
-        starts=6,
+        starts=8,
     )
 
     code, report = experiment(plan, capsys)
