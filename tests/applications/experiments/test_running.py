@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from moetune.applications.experiments.arm_errors import CannotStartError, ForeignProcessError
 from moetune.applications.experiments.interrupts import Interrupts
 from moetune.applications.experiments.record import look, recorded
-from moetune.applications.experiments.running import BaselineError, size_of
+from moetune.applications.experiments.running import BaselineError
+from moetune.applications.experiments.size import size_of
 from moetune.applications.journal import Journal
 from moetune.domain.errors import InputError
 from moetune.domain.experiment import Verdict

@@ -24,7 +24,8 @@ from moetune.applications.experiments.plan_file import read_plan
 from moetune.applications.experiments.progress import Progress
 from moetune.applications.experiments.record import FOLDER, Record, config_digests, experiment_id, look
 from moetune.applications.experiments.report import Report, report_of
-from moetune.applications.experiments.running import Experiment, size_of
+from moetune.applications.experiments.running import Experiment
+from moetune.applications.experiments.size import size_of
 from moetune.applications.experiments.taking_back import end_leftovers
 from moetune.applications.state import state_path
 from moetune.domain.errors import MoetuneError

@@ -10,7 +10,7 @@ from moetune import __version__
 from moetune.applications.experiments.pasting import pasteable
 from moetune.applications.experiments.progress import Duration, duration_of
 from moetune.applications.experiments.redaction import redacted_plan
-from moetune.applications.experiments.running import Size
+from moetune.applications.experiments.size import Size
 from moetune.domain.codec import to_json
 from moetune.domain.experiment import ScheduledStart
 from moetune.domain.experiment_plan import BASELINE

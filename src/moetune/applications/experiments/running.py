@@ -7,7 +7,6 @@ whose line is there is never repeated, and one that was only begun is begun agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from moetune.applications.experiments.known_good import ConfigArms, KnownGood
 from moetune.applications.experiments.one_start import OneStart, StartOrder, Tools
 from moetune.applications.experiments.progress import Progress, duration_of, spoken
 from moetune.applications.experiments.record import Finished, Record
+from moetune.applications.experiments.size import Size, size_of
 from moetune.domain.codec import from_json, to_json
 from moetune.domain.decision import arms_of_last, proposed_blocks
 from moetune.domain.errors import InputError, MoetuneError
@@ -39,58 +39,6 @@ _ATTEMPTS = 2  # of a baseline that fails, and of filling caches
 
 class BaselineError(MoetuneError):
     """The known-good server does not run: nothing can be compared with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How large an experiment is.
-
-    Attributes:
-        proposed: blocks that the smallest effect of the plan needs.
-        planned: blocks that the budget allows of them.
-        arms: interventions that are tried alone.
-    """
-
-    proposed: int
-    planned: int
-    arms: int
-
-    @property
-    def most_starts(self) -> int:
-        """Starts when nothing is decided early, the last arm included, preparing ones left out."""
-        return self.planned * self.of_a_block
-
-    @property
-    def of_a_block(self) -> int:
-        """Starts of a block of single arms, and of one of the last arm."""
-        return self.arms + BASELINE_STARTS + (1 + BASELINE_STARTS if self.arms > 1 else 0)
-
-
-def size_of(plan: Plan, arms: int, preparing: int) -> Size:
-    """How many blocks an experiment has.
-
-    Args:
-        plan: the experiment.
-        arms: interventions that are tried alone.
-        preparing: starts that only fill caches.
-
-    Raises:
-        InputError: when the budget does not reach for one block.
-    """
-    if not arms:
-        return Size(0, 0, 0)
-    proposed = proposed_blocks(plan.decision, arms)
-    if not plan.budget.starts:
-        return Size(proposed, proposed, arms)
-    wanted = Size(proposed, proposed, arms)
-    left = plan.budget.starts - preparing
-    if left < wanted.of_a_block:
-        raise InputError(
-            f"a budget of {plan.budget.starts} starts does not reach for one of each arm: that takes "
-            f"{wanted.of_a_block + preparing}, {preparing} of them to fill caches",
-            f"raise budget.starts; {wanted.most_starts + preparing} are proposed",
-        )
-    return Size(proposed, min(proposed, left // wanted.of_a_block), arms)
 
 
 class Experiment:
@@ -406,4 +354,4 @@ def _summary(plan: Plan, finished: Finished) -> str:
     return f"ready after {spoken(result.ready_s)}, {shown}"
 
 
-__all__ = ["BaselineError", "Experiment", "Size", "size_of"]
+__all__ = ["BaselineError", "Experiment"]
