@@ -124,11 +124,13 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("FAKE_SSH", str(place))
     monkeypatch.setenv("FAKE_SSH_LOG", str(machine.calls))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    yield machine
-    assert until(lambda: not machine.processes()), machine.processes()
-    daemon.kill()
-    daemon.wait()
-    daemon.stdout.close()
+    try:
+        yield machine
+        assert until(lambda: not machine.processes()), machine.processes()
+    finally:
+        daemon.kill()
+        daemon.wait()
+        daemon.stdout.close()
 
 
 def far_plan(*arguments: str, faults: tuple[str, ...] = (), **fields: Any) -> ServerPlan:
@@ -228,7 +230,8 @@ def silence(_: ArmServer, far: Far) -> None:
 
 @pytest.mark.parametrize("cut", [cut_by_client, cut_by_supervisor, silence])
 def test_a_connection_that_ends_ends_the_server(far: Far, tmp_path: Path, cut: Any) -> None:
-    machine = Machine(detect=Detected, beat_s=0.25)
+    # The end of a connection is noticed at once, not by the signs of life that stay away.
+    machine = Machine(detect=Detected, beat_s=0.25 if cut is silence else 60.0)
     server = begin(far_plan(faults=("grandchild",)), tmp_path / "run", machine=machine)
     server.wait_ready()
     assert far.processes()
