@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -19,7 +20,7 @@ import pytest
 
 from moetune.cli.main import run
 from tests.applications.experiments.stub_world import HERE, World
-from tests.applications.install_world import snapshot
+from tests.applications.install_world import FOLDER, snapshot
 from tests.cli.conftest import clean_environment, moetune
 from tests.cli.test_schemas import validate
 
@@ -304,9 +305,14 @@ def _said(world: World) -> str:
 
 
 def _table_is(world: World, folder: str) -> bool:
-    wanted = tables(snapshot(world.folder / folder))
-    here = {Path(path).name: content for path, content in tables(snapshot(world.root)).items()}
-    return all(here.get(path) == content for path, content in wanted.items())
+    """Whether the table of a folder lies where the server reads; it may be written at this moment."""
+    try:
+        return all(
+            (world.root / FOLDER / name).read_bytes() == content
+            for name, content in tables(snapshot(world.folder / folder)).items()
+        )
+    except OSError:
+        return False
 
 
 def _wait_for(holds: Any, seconds: float = 30.0) -> None:
@@ -529,8 +535,6 @@ def test_a_full_disk_ends_it_in_order_and_it_goes_on_with_room(world: World) -> 
 
 
 def test_the_live_view_draws_over_itself_and_is_gone_at_the_end(world: World) -> None:
-    import pty
-
     world.budget = {"starts": 6}
     world.write_plan([FASTER])
     parent, child = pty.openpty()
@@ -571,6 +575,27 @@ def test_the_live_view_draws_over_itself_and_is_gone_at_the_end(world: World) ->
     report = text.rpartition("\x1b[J")[2]
     assert "nothing helped" in report
     assert "so far" not in report
+
+
+def test_a_terminal_that_is_closed_ends_it_in_order(world: World) -> None:
+    world.variables = {"STUB_SLOW": "0.4"}
+    world.load = {"limit_s": 60}
+    world.write_plan([tuned(world)])
+    before = snapshot(world.root)
+    pid, parent = pty.fork()
+    if pid == 0:
+        os.chdir(world.folder)
+        command = ["-m", "moetune.cli.main", "experiment", str(world.plan), "--state", str(world.state)]
+        os.execve(sys.executable, [sys.executable, *command], clean_environment(TERM="xterm"))
+    _wait_for(lambda: _table_is(world, "better"))
+    os.close(parent)  # as when a window is closed: SIGHUP, and every write fails
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 130
+    assert snapshot(world.root) == before
+    assert running(world) == []
 
 
 def test_help_fits_100_columns(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def experiment(
     view = View(sink)
     try:
         report = run_experiment(plan, values["state"], os.environ, view)
+    except KeyboardInterrupt:
+        # click would first write to a terminal that may be gone, and die of that.
+        raise click.Abort from None
     finally:
         view.clear()
     show_report(sink, report)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from moetune.cli.output import clean
+from moetune.domain.errors import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,16 +38,24 @@ class View:
         self._height = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Show a moment."""
+        """Show a moment; a terminal that is gone ends no experiment: its SIGHUP does, in order."""
+        with contextlib.suppress(OSError, OutputError):
+            self._show(progress)
+
+    def _show(self, progress: Progress) -> None:
         if progress.begins:
-            self.clear()
+            self._clear()
             self._sink.note(self._line(progress))
         if self._on_terminal:
-            self.clear()
+            self._clear()
             self._draw(list(self._lines(progress)))
 
     def clear(self) -> None:
         """Make room for what comes next."""
+        with contextlib.suppress(OSError):
+            self._clear()
+
+    def _clear(self) -> None:
         if self._height:
             sys.stderr.write(_UP_AND_CLEAR.format(self._height))
             sys.stderr.flush()

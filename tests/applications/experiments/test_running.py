@@ -315,6 +315,23 @@ def test_on_another_host_config_files_are_named_by_a_variable(tmp_path: Path) ->
     ]
 
 
+def test_a_view_that_fails_leaves_no_server_running(tmp_path: Path) -> None:
+    class Broken(MadeUp):
+        def _show(self, record: Any) -> Any:
+            del record
+
+            def show(progress: Any) -> None:
+                if progress.said == "stopping it":
+                    raise OSError(5, "the terminal is gone")
+
+            return show
+
+    machine = Broken()
+    with pytest.raises(OSError, match="terminal is gone"):
+        machine.run(made_plan(FASTER), tmp_path)
+    assert machine.running == 0
+
+
 class Killed(BaseException):
     """moetune is gone."""
 

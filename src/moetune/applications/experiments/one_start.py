@@ -170,8 +170,10 @@ class OneStart:
             result = replace(result, log=_below(self._folder, server.log))
             result = self._use(order, server, result)
         finally:
-            self._say("stopping it")
-            stopped = _stop(server)
+            try:
+                self._say("stopping it")
+            finally:
+                stopped = _stop(server)
         if stopped is not None and result.ending is Ending.DONE:
             result = _ended(result, Ending.CANNOT_STOP, stopped)
         return result
