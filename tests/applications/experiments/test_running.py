@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from moetune.applications.experiments.arm_errors import CannotStartError, ForeignProcessError
 from moetune.applications.experiments.interrupts import Interrupts
+from moetune.applications.experiments.load_errors import LoadError
 from moetune.applications.experiments.record import look, recorded
 from moetune.applications.experiments.running import BaselineError
 from moetune.applications.experiments.size import size_of
 from moetune.applications.journal import Journal
-from moetune.domain.errors import InputError
-from moetune.domain.experiment import Verdict
+from moetune.domain.errors import InputError, OutputError
+from moetune.domain.experiment import Ending, Verdict
 from moetune.domain.experiment_plan import BASELINE, COMBINED, Budget, Intervention
 from moetune.domain.schedule import BASELINE_STARTS, block_of
 from tests.applications.experiments.made_up import MadeUp, effect, made_plan
@@ -313,6 +315,30 @@ def test_on_another_host_config_files_are_named_by_a_variable(tmp_path: Path) ->
     assert [sorted(path.partition("/configs/")[2] for path in paths) for paths in placed] == [
         sorted(path.partition("configs/")[2] for path in pair(64, FOLDER))
     ]
+
+
+def test_a_full_disk_is_no_arms_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.disk_usage
+    free = 1 << 40
+
+    class Filling(MadeUp):
+        def _load(self, *arguments: Any) -> Any:
+            nonlocal free
+            if len(self.begun) == 5:
+                free = 1 << 20
+                raise LoadError("its result could not be written")
+            return super()._load(*arguments)
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=free))
+    plan = made_plan(FASTER, SLOWER)
+    with pytest.raises(OutputError, match="1 MiB left"):
+        Filling().run(plan, tmp_path)
+    with pytest.raises(OutputError, match="1 MiB left"):
+        MadeUp().run(plan, tmp_path)
+    free = 1 << 40
+    report = MadeUp().run(plan, tmp_path)
+    assert verdicts(report) == {"faster": Verdict.HELPS, "slower": Verdict.HURTS}
+    assert all(one.result.ending is Ending.DONE for one in report.starts)
 
 
 def test_a_view_that_fails_leaves_no_server_running(tmp_path: Path) -> None:

@@ -6,16 +6,15 @@ machine - a full disk, somebody else on the GPUs, files that cannot be put back 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from moetune.applications.experiments.arm_errors import (
-    CannotStartError,
-    CannotStopError,
+    ArmError,
     ForeignProcessError,
-    NeverReadyError,
     StartCancelledError,
 )
 from moetune.applications.experiments.load_errors import LoadCancelledError
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from moetune.domain.experiment_plan import Intervention, Plan
 
 _LONGEST_REASON = 600
+LEAST_FREE_BYTES = 32 << 20
+"""Room for the logs and results of a start: both are limited in size."""
 
 
 class RunningServer(Protocol):
@@ -140,6 +141,7 @@ class OneStart:
             KeyboardInterrupt: when an end was asked for; nothing runs then and the files are back.
             MoetuneError: for what no arm is to blame for.
         """
+        self._check_room()
         began, wall = self._tools.clock(), self._tools.wall()
         result = StartResult(order.start, Ending.DONE, started_s=wall)
         installed = order.placed
@@ -155,8 +157,22 @@ class OneStart:
         if self._cancelled():
             # What was cut short says nothing about the arm.
             raise KeyboardInterrupt
+        if result.ending is not Ending.DONE:
+            self._check_room()
         result = replace(result, took_s=round(self._tools.clock() - began, 3))
         return Finished(result, order.attempt, order.preparing, installed)
+
+    def _check_room(self) -> None:
+        """A full disk is no arm's fault: logs and results are missing then."""
+        try:
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            raise OutputError(f"{self._folder} cannot be looked at: {error.strerror}") from error
+        if free < LEAST_FREE_BYTES:
+            raise OutputError(
+                f"there are {free >> 20} MiB left for logs below {printable(str(self._folder), 400)}",
+                "make room and run the same command again, or give another place with --state DIR",
+            )
 
     def _serve(self, order: StartOrder, result: StartResult) -> StartResult:
         self._say(f"starting {self._plan.server.name}")
@@ -184,7 +200,7 @@ class OneStart:
             ready_s = server.wait_ready(self._cancelled)
         except StartCancelledError:
             return result
-        except (CannotStartError, NeverReadyError) as error:
+        except ArmError as error:
             facts = self._tools.facts(self._plan, server.log, None, self._texts)
             return replace(_ended(result, Ending.CANNOT_START, error), facts=facts)
         result = replace(result, ready_s=round(ready_s, 3))
@@ -216,10 +232,10 @@ class OneStart:
         return result if failed is None else _ended(result, Ending.LOAD_FAILED, failed)
 
 
-def _stop(server: RunningServer) -> CannotStopError | None:
+def _stop(server: RunningServer) -> ArmError | None:
     try:
         server.stop()
-    except CannotStopError as error:
+    except ArmError as error:
         return error
     return None
 
