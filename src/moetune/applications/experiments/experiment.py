@@ -25,7 +25,7 @@ from moetune.applications.experiments.progress import Progress
 from moetune.applications.experiments.record import FOLDER, Record, config_digests, experiment_id, look
 from moetune.applications.experiments.report import Report, report_of
 from moetune.applications.experiments.running import Experiment
-from moetune.applications.experiments.size import size_of
+from moetune.applications.experiments.size import preparing_starts, size_of
 from moetune.applications.experiments.taking_back import end_leftovers
 from moetune.applications.state import state_path
 from moetune.domain.errors import MoetuneError
@@ -129,8 +129,10 @@ def look_ahead(path: Path, state: Path | None, environ: Mapping[str, str]) -> Ou
     tried = [one for one in plan.interventions if one.name not in out]
     arms: list[tuple[Intervention, ...]] = [(), *((one,) for one in tried)]
     empty = sum(_needs_preparing(plan, folder, arm) for arm in arms)
-    size = size_of(plan, len(tried), empty + sum(one.preparing for one in finished))
-    return outlook_of(plan, name, refused, checked.problems, size, empty, finished)
+    done = sum(one.preparing for one in finished)
+    preparing = preparing_starts(empty if tried else 0, done, len(tried))
+    size = size_of(plan, len(tried), preparing)
+    return outlook_of(plan, name, refused, checked.problems, size, preparing, finished)
 
 
 def _digests(plan: Plan) -> dict[str, str]:

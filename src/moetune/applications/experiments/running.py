@@ -22,7 +22,7 @@ from moetune.applications.experiments.known_good import ConfigArms, KnownGood
 from moetune.applications.experiments.one_start import OneStart, StartOrder, Tools
 from moetune.applications.experiments.progress import Progress, duration_of, spoken
 from moetune.applications.experiments.record import Finished, Record
-from moetune.applications.experiments.size import Size, size_of
+from moetune.applications.experiments.size import Size, preparing_starts, size_of
 from moetune.domain.codec import from_json, to_json
 from moetune.domain.decision import arms_of_last, proposed_blocks
 from moetune.domain.errors import InputError, MoetuneError
@@ -127,11 +127,15 @@ class Experiment:
     def _size(self) -> Size:
         facts = self._record.facts
         if facts.size is None:
-            arms = self._tried()
-            known = [self._interventions(arm) for arm in (Arm(BASELINE), *arms)]
-            empty = sum(map(self._needs_preparing, known))
-            self._record.add("size", size=to_json(size_of(self._plan, len(arms), empty)))
+            self._record.add("size", size=to_json(self._size_now()))
         return from_json(Size, facts.size, "the record")
+
+    def _size_now(self) -> Size:
+        arms = self._tried()
+        known = [self._interventions(arm) for arm in (Arm(BASELINE), *arms)] if arms else []
+        empty = sum(map(self._needs_preparing, known))
+        done = sum(one.preparing for one in self._record.facts.starts)
+        return size_of(self._plan, len(arms), preparing_starts(empty, done, len(arms)))
 
     def _tried(self) -> tuple[Arm, ...]:
         refused = self._record.facts.refused
@@ -152,6 +156,8 @@ class Experiment:
         self._refuse("")
         if not self._tried():
             return
+        if self._record.facts.size is None:
+            self._size_now()  # a budget that reaches for nothing is seen before the first start
         self._prepare(Arm(BASELINE), 0)
         seen = [one.result.facts for one in self._record.facts.starts if one.result.start.arm == BASELINE]
         versions = [one.version for one in seen if one is not None and one.version]

@@ -38,6 +38,18 @@ class Size:
         return self.arms + BASELINE_STARTS + (1 + BASELINE_STARTS if self.arms > 1 else 0)
 
 
+def preparing_starts(empty: int, done: int, arms: int) -> int:
+    """Starts that only fill caches, with those that are done and with that of the last arm.
+
+    Args:
+        empty: arms, the baseline among them, whose caches are empty.
+        done: such starts that are over.
+        arms: interventions that are tried alone.
+    """
+    last = arms > 1 and empty + done > 0
+    return empty + done + last
+
+
 def size_of(plan: Plan, arms: int, preparing: int) -> Size:
     """How many blocks an experiment has.
 
