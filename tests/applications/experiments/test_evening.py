@@ -279,7 +279,7 @@ def test_config_arm_of_other_releases(release: str, tmp_path: Path) -> None:
                 'gpu = "NVIDIA RTX PRO 6000 Blackwell Server Edition"',
                 load,
                 "[budget]",
-                "starts = 4",
+                "starts = 5",
                 "[[intervention]]",
                 'name = "tuned"',
                 f"configs = {json.dumps(tuned)}",

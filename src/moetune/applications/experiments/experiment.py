@@ -127,10 +127,9 @@ def look_ahead(path: Path, state: Path | None, environ: Mapping[str, str]) -> Ou
         finished = []  # it was never begun
     out = {intervention for intervention, _ in refused}
     tried = [one for one in plan.interventions if one.name not in out]
-    arms: list[tuple[Intervention, ...]] = [(), *((one,) for one in tried)]
-    empty = sum(_needs_preparing(plan, folder, arm) for arm in arms)
-    done = sum(one.preparing for one in finished)
-    preparing = preparing_starts(empty if tried else 0, done, len(tried))
+    filled = any(one.preparing for one in finished)
+    caches = filled or any(_needs_preparing(plan, folder, (one,)) for one in tried)
+    preparing = preparing_starts(len(tried), caches=caches)
     size = size_of(plan, len(tried), preparing)
     return outlook_of(plan, name, refused, checked.problems, size, preparing, finished)
 

@@ -132,10 +132,9 @@ class Experiment:
 
     def _size_now(self) -> Size:
         arms = self._tried()
-        known = [self._interventions(arm) for arm in (Arm(BASELINE), *arms)] if arms else []
-        empty = sum(map(self._needs_preparing, known))
-        done = sum(one.preparing for one in self._record.facts.starts)
-        return size_of(self._plan, len(arms), preparing_starts(empty, done, len(arms)))
+        filled = any(one.preparing for one in self._record.facts.starts)
+        caches = filled or any(self._needs_preparing(self._interventions(arm)) for arm in arms)
+        return size_of(self._plan, len(arms), preparing_starts(len(arms), caches=caches))
 
     def _tried(self) -> tuple[Arm, ...]:
         refused = self._record.facts.refused

@@ -38,16 +38,16 @@ class Size:
         return self.arms + BASELINE_STARTS + (1 + BASELINE_STARTS if self.arms > 1 else 0)
 
 
-def preparing_starts(empty: int, done: int, arms: int) -> int:
-    """Starts that only fill caches, with those that are done and with that of the last arm.
+def preparing_starts(arms: int, *, caches: bool) -> int:
+    """Starts that only fill caches: one of the baseline, of each arm, and of the last arm.
+
+    One that fails is tried again, and takes its arm out of the blocks.
 
     Args:
-        empty: arms, the baseline among them, whose caches are empty.
-        done: such starts that are over.
         arms: interventions that are tried alone.
+        caches: whether caches of them are, or were, to be filled.
     """
-    last = arms > 1 and empty + done > 0
-    return empty + done + last
+    return 1 + arms + (arms > 1) if caches and arms else 0
 
 
 def size_of(plan: Plan, arms: int, preparing: int) -> Size:
