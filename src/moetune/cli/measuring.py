@@ -56,11 +56,16 @@ _NAMES = ("budget", "devices", "only", "python", "routing", "share_gpu")
 def take_measure(values: dict[str, Any]) -> dict[str, Any]:
     """Take the options of measuring out of the values."""
     taken = {name: values.pop(name) for name in _NAMES}
-    taken["devices"] = _devices(taken["devices"])
+    taken["devices"] = parse_devices(taken["devices"])
     return taken
 
 
-def _devices(text: str | None) -> tuple[int, ...]:
+def parse_devices(text: str | None) -> tuple[int, ...]:
+    """Numbers of GPUs from `0,1`; none from nothing.
+
+    Raises:
+        InputError: for what names no GPUs.
+    """
     if not text:
         return ()
     parts = [part.strip() for part in text.split(",")]

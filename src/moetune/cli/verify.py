@@ -9,7 +9,7 @@ import click
 
 from moetune.applications.request import DEFAULT_MAX_M
 from moetune.cli.install import STATE
-from moetune.cli.measuring import LiveLine, take_measure
+from moetune.cli.measuring import LiveLine, parse_devices
 from moetune.cli.options import OUTPUT, sink_from, with_options
 from moetune.cli.output import Prose
 from moetune.cli.tables import Column, Table
@@ -88,7 +88,7 @@ def verify(**values: Any) -> int:  # noqa: ANN401 - click's values
     from moetune.applications import verifying
     from moetune.applications.verify_answer import VerifyRequest
 
-    values["devices"] = take_measure({**values, "budget": None, "only": None})["devices"]
+    values["devices"] = parse_devices(values["devices"])
     request = VerifyRequest(**values)
     line = LiveLine(sink)
     try:
