@@ -362,10 +362,12 @@ class Laboratory:
                 launch = self._server.launch(self._problem, target.kernel, target.config)
             except ConfigFileError as error:
                 return error.message
-            (kind,) = self._server.launch_classes(
+            kinds = self._server.launch_classes(
                 self._problem, target.kernel, (target.m,), launch.config.block_size_m
             )
-            task = compile_task(launch, self._problem, kind)
+            if not kinds:
+                return f"at m {target.m} the server runs a CUDA kernel, which moetune does not have"
+            task = compile_task(launch, self._problem, kinds[0])
             if isinstance(task, str):
                 return task
             self._tasks[target] = task

@@ -113,8 +113,8 @@ def _weights_only(problem: Problem, output: str) -> KernelFormat | str:
     size = whole_groups(quantization.group_size, problem.K, problem.N)
     if size is None:
         return (
-            f"K {problem.K} and N {problem.N} are no whole groups of {quantization.group_size}, "
-            f"nor of a half, a quarter, ... of it down to {_SMALLEST_GROUP}"
+            f"moetune's own kernel has whole groups only, and K {problem.K} and N {problem.N} are none of "
+            f"{quantization.group_size}, nor of a half, a quarter, ... of it down to {_SMALLEST_GROUP}"
         )
     return KernelFormat(
         output,
