@@ -8,6 +8,7 @@
     python -m benchmarks.h200 ahead PROBLEM         # compile for it beside something else
     python -m benchmarks.h200 side PROBLEM NAME=JSON ...  # winners and the default, interleaved
     python -m benchmarks.h200 pdl                   # one kernel with and without PDL
+    python -m benchmarks.h200 transfer LANDSCAPE LANDSCAPE  # what a choice on one loses on the other; no GPU
     python -m benchmarks.h200 profile PROBLEM JOURNAL     # where the time of a measurement goes
 
 `moetune tune` itself is timed from outside: `time moetune tune ... --effort quick`.
@@ -27,6 +28,7 @@ from benchmarks.h200.pdl import pdl
 from benchmarks.h200.profile import profile
 from benchmarks.h200.side import side
 from benchmarks.h200.stock import stock
+from benchmarks.h200.transfer import transfer
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -38,9 +40,12 @@ def main() -> int:
     """Run one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     pieces = parser.add_subparsers(required=True)
-    for function in (numerics, sanity, faults, stock, grid, ahead, side, pdl, profile):
+    for function in (numerics, sanity, faults, stock, grid, ahead, side, pdl, profile, transfer):
         piece = pieces.add_parser(function.__name__, help=function.__doc__)
         piece.set_defaults(function=function)
+        if function is transfer:
+            piece.add_argument("first", type=Path)
+            piece.add_argument("second", type=Path)
         if function is sanity:
             piece.add_argument("landscape", type=Path)
         if function in (grid, ahead, side, profile):
