@@ -75,6 +75,8 @@ SPECIAL = {
     "int4, K tile half a group": replace(_INT4_ZEROS, k=256, config=(16, 32, 32, 1), group_size=64),
     "int4, one group": replace(_INT4_ZEROS, group_size=128),
     "int4, last group cut": replace(_INT4_ZEROS, k=144, group_size=64),
+    "int4, K tile past the last group": replace(_INT4_ZEROS, k=144, group_size=32),
+    "int8 in groups, K tile past the last group": replace(_INT8_GROUPS_ZEROS, k=144, group_size=32),
     "int8 in groups, last group cut": replace(_INT8_GROUPS_ZEROS, k=144, group_size=64),
 }
 
