@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Capability = tuple[int, int]
 TRITON = (3, 6, 0)
 SEED = 20261202
-SAMPLE = 14
-"""Configs of each format and architecture; benchmarks of the form took 70, and found nothing else."""
+SAMPLE = 8
+"""Configs of each format and architecture; 70 of each, once, found nothing else."""
 CAPABILITIES: tuple[Capability, ...] = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 
 FORMATS = {
@@ -147,7 +147,7 @@ def test_the_servers_own_kernels_need_no_more(
     wrong, exact, seen = [], 0, 0
     for name, capability in SETS:
         gpu = Gpu("a GPU", vendor="NVIDIA", compute_capability=capability)
-        for task, launch in list(_sample(name, capability, SAMPLE).items())[-3:]:
+        for task, launch in list(_sample(name, capability, SAMPLE).items())[-2:]:
             if any(found.constraint is WGMMA_REGISTERS for found in violations(launch, gpu, TRITON)):
                 continue  # shows in ptxas only
             options = {"num_warps": launch.config.num_warps, "num_stages": launch.config.num_stages}
@@ -165,4 +165,4 @@ def test_the_servers_own_kernels_need_no_more(
                 wrong.append(f"{name} {capability} {launch.config}: {allocated}, the form says {form}")
     capfd.readouterr()
     assert not wrong, wrong[:5]
-    assert exact >= 0.5 * seen > 50
+    assert exact >= 0.5 * seen > 30
