@@ -11,7 +11,8 @@ from benchmarks.h200.common import PROBLEMS, binary, compile_all, laboratory, se
 from moetune.applications.exhaustive import write_landscape
 from moetune.applications.journal import Journal, run_folder
 from moetune.applications.replay import declared_space
-from moetune.applications.tuning_loop import EFFORTS, Tuner
+from moetune.applications.tuning_efforts import EFFORTS
+from moetune.applications.tuning_loop import Tuner
 from moetune.domain.keys import Keys
 from moetune.domain.predict import PerformanceModel
 from moetune.domain.problem import KERNELS
@@ -32,7 +33,8 @@ def grid(arguments: argparse.Namespace) -> int:
         keys = Keys(ms, tuple((m, 1 / len(ms)) for m in ms))
         effort = replace(EFFORTS["exhaustive"], budget_seconds=arguments.budget)
         tuner = Tuner(server_of(problem), problem, lab, keys, effort, started=started)
-        tuner.search({kernel: declared_space(problem, kernel) for kernel in KERNELS}, PerformanceModel.load())
+        space = {kernel: declared_space(problem, kernel) for kernel in KERNELS}
+        choices, _ = tuner.search(space, PerformanceModel.load())
         seconds = time.monotonic() - started
         print(
             f"{arguments.problem}: {lab.measured} times in {seconds:.1f} s, {len(lab.compiled)} binaries,"
@@ -40,7 +42,6 @@ def grid(arguments: argparse.Namespace) -> int:
         )
         if not tuner.complete:
             return 3
-        choices, _ = tuner.settle()
         write_landscape(journal.folder, problem, lab, ms)
         entries = [
             {"m": entry.m, "up": entry.pair.up.to_json(), "down": entry.pair.down.to_json()}

@@ -10,7 +10,7 @@ import pytest
 
 from moetune.applications.measuring import NotMeasurableError
 from moetune.applications.output import State
-from moetune.applications.tuning_loop import EFFORTS
+from moetune.applications.tuning_efforts import EFFORTS
 from moetune.applications.tuning_measured import (
     MeasuredTuning,
     MeasureRequest,

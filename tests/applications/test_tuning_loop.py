@@ -11,7 +11,8 @@ import pytest
 
 from moetune.applications.predicting import keys_for
 from moetune.applications.replay import declared_space
-from moetune.applications.tuning_loop import EFFORTS, Effort, Measured, Tuner
+from moetune.applications.tuning_efforts import EFFORTS, Effort
+from moetune.applications.tuning_loop import Measured, Tuner
 from moetune.domain.choose import Reason
 from moetune.domain.keys import Keys
 from moetune.domain.landscape import Landscape, read_landscape

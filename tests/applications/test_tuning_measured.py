@@ -15,7 +15,7 @@ from moetune.applications.measuring import Target
 from moetune.applications.nvml import Device
 from moetune.applications.output import State
 from moetune.applications.replay import replay
-from moetune.applications.tuning_loop import EFFORTS
+from moetune.applications.tuning_efforts import EFFORTS
 from moetune.applications.tuning_measured import GpuBusyError, MeasuredTuning, MeasureRequest, tune_measured
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import InputError, MoetuneError
@@ -198,7 +198,7 @@ def test_two_gpus_share_a_run(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_yet_says_so_before_a_gpu_is_touched(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     with pytest.raises(MoetuneError, match="cannot measure this problem") as caught:
-        tune(machine, quant="awq", assume_triton=True)
+        tune(machine, quant="fp32", assume_triton=True)
     assert "--effort predict" in str(caught.value.hint)
     assert not machine.log("open")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moetune.applications.nvml import detect_gpus
 from moetune.applications.provenance import SCHEMA, SUFFIX, text_sha256
-from moetune.applications.tuning_loop import EFFORTS
+from moetune.applications.tuning_efforts import EFFORTS
 from moetune.applications.tuning_measured import GpuBusyError, MeasureRequest, tune_measured
 from moetune.applications.verify_answer import Entry, Verdict, Verification, Verified, VerifyRequest
 from moetune.applications.verify_devices import WrongGpuError
@@ -303,7 +303,7 @@ def test_an_entry_that_our_kernel_cannot_stand_for_is_not_called_broken(tmp_path
 
 
 def test_a_problem_without_a_kernel_of_ours_is_looked_up_and_not_measured(tmp_path: Path) -> None:
-    name = "E=256,N=256,device_name=NVIDIA_H200,dtype=int8_w8a16.json"
+    name = "E=256,N=256,device_name=NVIDIA_H200,dtype=float32.json"
     machine = FakeMachine(tmp_path)
     (one,) = measure(machine, *lay(tmp_path, {name: GOOD_UP})).problems
     assert "cannot measure this problem" in one.gpu.reason

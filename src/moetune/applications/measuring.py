@@ -255,6 +255,14 @@ class Laboratory:
         if tasks:
             self._equipment().submit(tasks, priority)
 
+    def times_at(self, kernel: Kernel, m: int) -> dict[KernelConfig, float]:
+        """Configs that ran, with their times."""
+        return {
+            target.config: time_us
+            for target, time_us in self.times.items()
+            if target.kernel == kernel and target.m == m and time_us is not None
+        }
+
     def use_anchor(self, target: Target) -> None:
         """Name the config that is measured again and again, to see whether the GPU's clock drifts."""
         self._anchor = None if isinstance(self.task_of(target), str) else target
@@ -263,13 +271,13 @@ class Laboratory:
     def run(self, deadline: float | None = None) -> None:
         """Measure until everything wanted is answered, or until a time of the monotonic clock.
 
-        What the deadline leaves is given up: it is asked for no more.
+        What the deadline leaves is given up: it is asked for no more. A sealed laboratory has none.
 
         Raises:
             MoetuneError: when the journal cannot be written or the last GPU is gone.
         """
         while self._is_waiting() or self._is_unsure():
-            if not self._step(deadline):
+            if not self._step(None if self.sealed else deadline):
                 break
         for target in self._pending:
             self._tasks.pop(target, None)

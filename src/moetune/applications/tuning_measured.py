@@ -27,7 +27,8 @@ from moetune.applications.request import TuneRequest
 from moetune.applications.routing_store import UNIFORM, AskedRouting, ask_routing
 from moetune.applications.start_from import configs_of
 from moetune.applications.tuning import command_to_use, look_again
-from moetune.applications.tuning_loop import EFFORTS, Effort, Measured, Tuner
+from moetune.applications.tuning_efforts import EFFORTS, Effort
+from moetune.applications.tuning_loop import Measured, Tuner
 from moetune.domain.codec import to_json
 from moetune.domain.errors import InputError, MoetuneError, UnknownGpuError
 from moetune.domain.predict import PerformanceModel

@@ -16,7 +16,7 @@ from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
 from moetune.applications.measuring import Laboratory, Progress, Target
 from moetune.applications.routing_store import find_kept
-from moetune.applications.tuning_loop import NOISE_FLOOR, other_routing
+from moetune.applications.tuning_finals import NOISE_FLOOR, other_routing
 from moetune.applications.tuning_measured import Live
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
 from moetune.applications.worker_pool import WorkerCommand
@@ -77,7 +77,7 @@ def measure(
             journal,
             [pick.m for pick in looked.picks],
             uuids,
-            command=command or WorkerCommand(**({"python": request.python} if request.python else {})),
+            command=command or (WorkerCommand(python=request.python) if request.python else WorkerCommand()),
             pool=pool,
             seed=_SEED_STEP * (request.seed + 1),
             recording="" if recording is None else str(recording),

@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from moetune.applications.tuning_loop import LayerResult
+    from moetune.applications.tuning_finals import LayerResult
     from moetune.applications.tuning_measured import Live, MeasuredTuning
     from moetune.cli.output import Sink
     from moetune.domain.choose import Choice
