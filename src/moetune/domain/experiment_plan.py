@@ -79,7 +79,8 @@ class LoadPlan:
         concurrency: requests under way at a time.
         input_tokens: of each request.
         output_tokens: of each request.
-        seed: of the generator, the same in every pass.
+        seed: of the generator's first pass, the same in every start; each pass counts it up, so that no
+            answer comes from a cache of prefixes.
         passes: measured passes of a start, after a whole one that is discarded.
         limit_s: time limit of one pass.
         result: field of `LoadResult` to the place in the JSON document of a `command`, as dotted

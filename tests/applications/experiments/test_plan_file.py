@@ -207,6 +207,11 @@ def test_what_a_plan_needs(gone: str, said: str) -> None:
     ("before", "after", "said"),
     [
         ("minutes = 300", "minutes = -1", "is -1, and has to be from 0"),
+        (
+            "requests = 100",
+            'arguments = ["--num-prompts", "9"]',
+            "has --num-prompts, which load.requests sets",
+        ),
         ("minutes = 300", "minutes = nan", "no finite number"),
         ("minutes = 300", "starts = 1", "an arm needs a start of the baseline and one of its own"),
         ("minutes = 300", "starts = 2.5", "is 2.5, and has to be a whole number"),

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from moetune.applications.experiments.command_line import arm_command
+from moetune.applications.experiments.generators import check_arguments
+from moetune.applications.experiments.load_errors import LoadError
 from moetune.applications.experiments.plan_lines import Place
 from moetune.domain.errors import InputError
 from moetune.domain.experiment import LoadResult, ServerFacts
@@ -96,6 +98,10 @@ def _load(load: LoadPlan, metric: str) -> Iterator[Fault]:
                 ("load", "result"),
                 f'is for generator = "command"; moetune knows what {load.generator} writes',
             )
+        try:
+            check_arguments(load)
+        except LoadError as error:
+            yield ("load", "arguments"), error.message.removeprefix("load.arguments ")
         return
     if not load.command or not load.command[0]:
         yield ("load", "command"), 'is missing: generator = "command" needs the arguments that start it'
