@@ -111,7 +111,7 @@ def main() -> None:
             connection.sendall(head.encode() + body)
 
 
-def respond(path: str, fault: str, arguments: dict[str, str], speed: float) -> tuple[int, object]:
+def respond(path: str, fault: str, arguments: dict[str, object], speed: float) -> tuple[int, object]:
     if path == "/health":
         return (503 if fault == "never ready" else 200), {}
     if path == "/server_info":
