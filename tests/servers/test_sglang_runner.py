@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.servers import runner_inputs as use
 from tests.servers.runner_inputs import AMD, candidates, layer, nvidia
 from tests.servers.sglang_method_oracle import built_runner
 from tests.servers.sglang_runner_oracle import INSPECTED, Setup, resolved_runner
+from tests.wheels import members, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -494,6 +496,16 @@ def test_deepep_builds_deep_gemm_at_every_token_count() -> None:
         assert built_runner(version, Setup(cc=90, a2a="deepep"), "fp8", "auto") == "deep_gemm"
         chosen = verdict(version, use.FP8_BLOCK, 90, moe_a2a_backend="deepep")
         assert (chosen.runner, chosen.applies) == ("deep_gemm", NO)
+
+
+@pytest.mark.parametrize("version", INSPECTED[INSPECTED.index("0.5.5") :])
+def test_the_variable_for_cutlass_is_read_up_to_0_5_16(version: str) -> None:
+    sources = ("sglang/srt/server_args.py", "sglang/srt/arg_groups/overrides.py")
+    held = set(members("sglang", version)).intersection(sources)
+    asked = re.compile(r'SGLANG_CUTLASS_MOE(?:\.get\(\)|["\'][,)])')
+    reads = any(asked.search(read_member("sglang", version, name)) for name in held)
+    chosen = verdict(version, use.FP8_BLOCK, 90, environment={"SGLANG_CUTLASS_MOE": "1"})
+    assert (chosen.runner == "cutlass") is reads
 
 
 # --- the rules hang together ------------------------------------------------------------------------
