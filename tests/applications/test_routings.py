@@ -375,7 +375,6 @@ def test_tuning_measures_under_a_recording_and_says_so_everywhere(tmp_path: Path
         assert provenance["problem"]["routing"] == name
         assert any(f"{name} and uniform" in check["name"] for check in provenance["checks"])
     (tmp_path / "other").mkdir()
-    (tmp_path / "other").mkdir()
     uniform = tune(FakeMachine(tmp_path / "other"), "uniform")
     assert uniform.to_json()["routing"] == "uniform"
     assert uniform.journal.parent.name != tuned.journal.parent.name

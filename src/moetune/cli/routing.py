@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  moetune routing --synthetic zipf:1.2 --layers 3-60 --tokens 512 --experts 256 --topk 8 --out topk_ids
+  moetune routing --synthetic zipf:1.2 --layers 3-60 --tokens 64 --experts 64 --topk 8 --out ids
   moetune routing --synthetic uniform --layers 4 --tokens 1024 --experts 64 --topk 6 --json
 
 \b
-A recording is a directory of topk_ids_layer{L}_idx{I}.pt, as SGLang's separate tuner reads them, or
-dumps of SGLang's recorder, expert_distribution_recorder_*.pt."""
+A recording is a directory of topk_ids_layer{L}_idx{I}.pt, as SGLang's separate tuner reads them,
+or dumps of SGLang's recorder, expert_distribution_recorder_*.pt."""
 
 _ALL = "all"
 _RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
