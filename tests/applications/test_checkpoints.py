@@ -122,7 +122,15 @@ def test_a_folder_without_config_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["./nothing/config.json", "/nothing/here", "nothing/config.json", "~/nothing", "../x"]
+    "name",
+    [
+        "./nothing/config.json",
+        "/nothing/here",
+        "nothing/config.json",
+        "~/nothing",
+        "~0",
+        "../nothing-of-that-name",
+    ],
 )
 def test_a_path_that_is_not_there(name: str) -> None:
     with pytest.raises(ModelError, match="no such file"):

@@ -144,8 +144,8 @@ def test_without_triton_nothing_is_checked_and_nothing_breaks(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (Quantization(Dtype.INT4_W4A16), "no int4_w4a16"),
-        (Quantization(Dtype.FP8_W8A8), "block scales only"),
+        (Quantization(Dtype.INT4_W4A16), "int4 with groups only"),
+        (Quantization(Dtype.FP8_W8A8, per_channel=True, dynamic_activation=False), "by tensor only"),
     ],
 )
 def test_what_our_kernel_does_not_have_is_not_checked(problem: Quantization, reason: str) -> None:
@@ -193,6 +193,7 @@ def test_workers_see_an_empty_private_folder_and_no_triton_variables(
     assert seen["variables"] == {
         "TRITON_CACHE_DIR": seen["cwd"],
         "TRITON_PTXAS_PATH": "/somewhere/ptxas",
+        "TRITON_STORE_BINARY_ONLY": "1",
         "PYTHONSAFEPATH": "1",
     }
     assert Path(seen["cwd"]) != tmp_path

@@ -39,6 +39,11 @@ def test_without_a_home_it_asks_for_a_flag(environ: dict[str, str]) -> None:
     assert "--state" in str(failed.value.hint)
 
 
+def test_the_home_of_nobody_is_no_place() -> None:
+    with pytest.raises(InputError, match="the home of ~0 is unknown"):
+        state_path("~0/state", {})
+
+
 def test_what_is_made_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

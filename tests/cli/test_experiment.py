@@ -584,6 +584,7 @@ def test_a_terminal_that_is_closed_ends_it_in_order(world: World) -> None:
     before = snapshot(world.root)
     pid, parent = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
         os.chdir(world.folder)
         command = ["-m", "moetune.cli.main", "experiment", str(world.plan), "--state", str(world.state)]
         os.execve(sys.executable, [sys.executable, *command], clean_environment(TERM="xterm"))

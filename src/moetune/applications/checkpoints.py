@@ -90,10 +90,10 @@ def _check_name(model: str) -> None:
 
 
 def _existing(model: str) -> Path | None:
-    path = Path(model).expanduser() if model.startswith("~") else Path(model)
     try:
+        path = Path(model).expanduser() if model.startswith("~") else Path(model)
         path.stat()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last: the home of nobody
         return None
     return path
 

@@ -29,7 +29,11 @@ def state_path(option: str | Path | None, environ: Mapping[str, str]) -> Path:
     if "\0" in named:
         raise InputError(f"{printable(named, 200)} is no path", _ANOTHER)
     if named:
-        return Path(named).expanduser().absolute()
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError:
+            who = printable(named.partition("/")[0], 60)
+            raise InputError(f"{printable(named, 200)}: the home of {who} is unknown", _ANOTHER) from None
     # The XDG specification has relative paths ignored.
     base = environ.get("XDG_STATE_HOME", "")
     if base and Path(base).is_absolute():
