@@ -14,9 +14,18 @@ import torch
 
 from moetune.applications.request import TuneRequest
 from moetune.applications.routing_files import find_files, opened
-from moetune.applications.routing_store import ask_routing, check_fits, find_kept, keep
+from moetune.applications.routing_store import (
+    ask_routing,
+    check_fits,
+    find_kept,
+    keep,
+    kept_for,
+    named_routing,
+)
 from moetune.applications.routings import TUNER_ROWS, for_tuner, read_recording, write_directory
 from moetune.applications.tuning_measured import MeasuredTuning, MeasureRequest, tune_measured
+from moetune.applications.verify_answer import VerifyRequest
+from moetune.applications.verifying import verify
 from moetune.domain.errors import InputError, MoetuneError, OutputError
 from moetune.domain.recording import RecordedLayer, Recording
 from moetune.domain.synthetic_routing import draw_ids, synthetic_recording
@@ -356,6 +365,10 @@ def tune(machine: FakeMachine, routing: str) -> MeasuredTuning:
     return tune_measured(request, {}, gpus=machine.devices(), command=machine.command, pool=machine.pool)
 
 
+def read_kept(path: str) -> str:
+    return Recording.from_bytes(Path(path).read_bytes(), path).routing
+
+
 def test_tuning_measures_under_a_recording_and_says_so_everywhere(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     folder = save(tmp_path / "ids", layer3_idx0=drawn(300, 1, 256, 8), layer5_idx0=drawn(300, 2, 256, 8))
@@ -364,6 +377,8 @@ def test_tuning_measures_under_a_recording_and_says_so_everywhere(tmp_path: Path
     document = tuned.to_json()
     assert document["routing"] == name
     assert any("fewer than" in remark for remark in document["routing_remarks"])
+    (opened_with,) = machine.log("open")
+    assert read_kept(opened_with["recording"]) == name
     header = json.loads(tuned.journal.read_text().splitlines()[0])
     assert header["identity"]["routing"] == name
     layers = [
@@ -379,6 +394,46 @@ def test_tuning_measures_under_a_recording_and_says_so_everywhere(tmp_path: Path
     assert uniform.to_json()["routing"] == "uniform"
     assert uniform.journal.parent.name != tuned.journal.parent.name
     assert uniform.to_json()["routing_remarks"] == []
+
+
+def test_verifying_measures_under_the_kept_recording_or_says_that_it_is_gone(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    folder = save(tmp_path / "ids", layer3_idx0=drawn(3000, 1, 256, 8))
+    tuned = tune(machine, str(folder))
+    name = tuned.to_json()["routing"]
+    for kept, measured_under in ((True, name), (False, "uniform")):
+        if not kept:
+            (tmp_path / "state" / "routings" / f"{name.partition(':')[2]}.npz").unlink()
+        (tmp_path / "log").unlink()
+        request = VerifyRequest(
+            paths=tuple(file.path for file in tuned.files), state=tmp_path / "state", max_m=2048
+        )
+        answer = verify(request, {}, gpus=machine.devices(), command=machine.command, pool=machine.pool)
+        remarks = answer.problems[0].gpu.remarks
+        assert any("is not kept here" in remark for remark in remarks) != kept
+        assert bool(machine.log("open")[0]["recording"]) == kept
+        assert measured_under in {line["routing"] for line in machine.log("layer")}
+        assert (name in {line["routing"] for line in machine.log("layer")}) == kept
+
+
+def test_a_routing_that_somebody_else_names_is_one_or_none(tmp_path: Path) -> None:
+    """Provenance comes with files of other people."""
+    names = [
+        "uniform",
+        "zipf:1.20",
+        "recorded:0123456789abcdef",
+        "zipf:99",
+        "recorded:../../x",
+        "\x1b[31m",
+        "",
+    ]
+    found = [named_routing(name) for name in names]
+    assert found == ["uniform", "zipf:1.2", "recorded:0123456789abcdef", *["uniform"] * 4]
+    other = synthetic_recording([3], 40, 1, 64, 6, 0.0, 0)
+    keep(tmp_path, other)
+    keep(tmp_path, OF_8)
+    assert kept_for(tmp_path, replace(PROBLEM, routing=OF_8.routing)) is not None
+    assert kept_for(tmp_path, replace(PROBLEM, routing=other.routing)) is None
 
 
 def test_a_recording_that_does_not_fit_costs_no_measurement(tmp_path: Path) -> None:

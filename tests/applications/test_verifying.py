@@ -471,7 +471,11 @@ def test_the_provenance_beside_a_file_tells_its_problem_and_its_release(tmp_path
     problem = replace(PROBLEM, server_version="0.5.20", routing="zipf:1.2")
     provenance(up, problem)
     one = look(up, down, **told, **asked)
-    assert one.looked.problem == replace(problem, routing="uniform")
+    assert one.looked.problem == problem, "it is measured under the routing that it was tuned for"
+    provenance(up, replace(problem, routing="zipf:99"))
+    nameless = look(up, down, **told, **asked).looked.problem
+    assert nameless == replace(problem, routing="uniform")
+    provenance(up, problem)
     assert one.looked.known_from == "the provenance beside it"
     assert (one.looked.server.version, one.looked.server.triton_version) == ("0.5.20", "3.6.0")
     # One of another problem is not believed, and a file that was changed is said to be.

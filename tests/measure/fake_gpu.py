@@ -107,7 +107,7 @@ class FakeGpu:
         return self._healthy
 
     def open(self, workload: Workload) -> Opened:
-        self._log("open", ms=list(workload.ms))
+        self._log("open", ms=list(workload.ms), recording=workload.recording)
         if self._settings.get("no room"):
             raise OutOfMemoryError("the problem needs 999 MiB, the GPU has 1 MiB free")
         return Opened(1 << 30, 1, 1)

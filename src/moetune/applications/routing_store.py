@@ -119,6 +119,28 @@ def find_kept(state: Path, routing: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def kept_for(state: Path, problem: Problem) -> Path | None:
+    """Where the recording that a problem names is kept; None where it is not, or is of another model."""
+    path = find_kept(state, problem.routing)
+    if path is None:
+        return None
+    try:
+        check_fits(_load(path), problem)
+    except InputError:
+        return None
+    return path
+
+
+def named_routing(text: str) -> str:
+    """The routing that a file of somebody else names: `uniform` for what is none."""
+    if _NAME.fullmatch(text):
+        return text
+    try:
+        return law_name(skew_of(text))
+    except InputError:
+        return UNIFORM
+
+
 def _load(path: Path) -> Recording:
     with open_places(path.parent, [path.name], writing=False) as places:
         content = places.read(path.name, _MAX_BYTES)

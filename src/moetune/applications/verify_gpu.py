@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
 from moetune.applications.measuring import Laboratory, Progress, Target
-from moetune.applications.routing_store import find_kept
+from moetune.applications.routing_store import kept_for
 from moetune.applications.tuning_finals import NOISE_FLOOR, other_routing
 from moetune.applications.tuning_measured import Live
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
@@ -59,7 +59,7 @@ def measure(
     """
     assert looked.problem is not None
     problem = replace(looked.problem, gpu=devices[0].gpu)
-    recording = find_kept(state_root(request.state, environ), problem.routing)
+    recording = kept_for(state_root(request.state, environ), problem)
     lacks_recording = problem.routing.startswith(PREFIX) and recording is None
     if lacks_recording:
         problem = replace(problem, routing="uniform")
@@ -119,7 +119,10 @@ def _remarks(looked: Looked, facts: DeviceFacts | None, lacks_recording: bool) -
     if facts is not None and not facts.triton.startswith(wanted):
         yield f"measured with Triton {facts.triton}, the server's is {wanted}"
     if lacks_recording:
-        yield "the recorded routing that it was tuned for is not kept here: measured under a uniform one"
+        yield (
+            "the recorded routing that it was tuned for is not kept here, or of another model: "
+            "measured under a uniform one"
+        )
 
 
 class _Watch:

@@ -33,6 +33,7 @@ from moetune.applications.lint_report import LintRequest
 from moetune.applications.lint_tree import is_nested
 from moetune.applications.planning import open_asked
 from moetune.applications.request import DEFAULT_OUT, Request
+from moetune.applications.routing_store import UNIFORM, named_routing
 from moetune.applications.verify_answer import Looked, VerifiedFile, VerifyRequest
 from moetune.applications.verify_picks import picks_of
 from moetune.domain.config import ConfigTable
@@ -117,7 +118,7 @@ class _Looking:
     def run(self) -> Looked:
         server = self._server
         known, known_from = self._meaning()
-        problem = None if known is None else known.problem
+        problem = None if known is None else replace(known.problem, routing=self._routing())
         trees = self._trees()
         files: list[VerifiedFile] = []
         tables: dict[Kernel, ConfigTable | None] = {"up": None, "down": None}
@@ -171,6 +172,12 @@ class _Looking:
             return Meaning(recorded, True), "the provenance beside it"
         return given, ""
 
+    def _routing(self) -> str:
+        """The routing that the files were tuned for, as far as their provenance tells it."""
+        recorded = (source.recorded for source in self._pair.sources if source.recorded is not None)
+        names = (one.problem.routing for one in recorded if one.problem is not None)
+        return named_routing(next(names, UNIFORM))
+
     def _sharded(self, layer: ExpertLayer, name: FileName, gpu: Gpu) -> Problem:
         """The model's problem when it is split as was said, which must be the file's."""
         split = Parallelism(tp=self._request.tp or 1, ep=self._request.ep or 1)
@@ -196,7 +203,6 @@ class _Looking:
                 server=self._server.name,
                 server_version=self._server.version,
                 triton_version=self._server.triton_version,
-                routing="uniform",
             )
             sizes = (problem.E, problem.global_experts, problem.topk, problem.K, problem.N, problem.ep)
             if min(sizes) < 1 or max(sizes) >= 1 << 24:
