@@ -327,18 +327,27 @@ def _devices(request: MeasureRequest, gpus: Sequence[GpuDevice] | None) -> list[
             "leave --gpu out, or add --effort predict",
         )
     if not request.share_gpu:
-        _refuse_busy(devices)
+        refuse_busy(devices)
     return devices
 
 
-def _refuse_busy(devices: Sequence[GpuDevice]) -> None:
+def refuse_busy(devices: Sequence[GpuDevice], ways_out: str = "or add --share-gpu") -> None:
+    """Refuse GPUs that other processes compute on.
+
+    Args:
+        devices: that are to measure.
+        ways_out: options of the verb that help, as the end of a sentence.
+
+    Raises:
+        GpuBusyError: with the processes.
+    """
     for device in devices:
         others = [process for process in device.processes if process.pid != os.getpid()]
         if others:
             pids = ", ".join(str(process.pid) for process in others[:8])
             raise GpuBusyError(
                 f"GPU {device.index} is in use by other processes ({pids}): times would be of both",
-                "end them, choose another GPU with --devices, or add --share-gpu",
+                f"end them, choose another GPU with --devices, {ways_out}",
             )
 
 

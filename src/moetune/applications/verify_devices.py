@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import TYPE_CHECKING
 
-from moetune.applications.tuning_measured import GpuBusyError
+from moetune.applications.tuning_measured import refuse_busy
 from moetune.domain.errors import InputError, MoetuneError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def gpus_for(
         return f"{missing} cannot be imported here: give the server's interpreter with --python"
     devices = _of_kind(request, looked, here)
     if not request.share_gpu:
-        _refuse_busy(devices)
+        refuse_busy(devices, "or add --share-gpu or --lookup-only")
     return devices
 
 
@@ -91,15 +90,3 @@ def _of_kind(request: VerifyRequest, looked: Looked, here: Sequence[Device]) -> 
             "run it on that GPU, or add --lookup-only for what needs none",
         )
     return tuple(chosen)
-
-
-def _refuse_busy(devices: Sequence[Device]) -> None:
-    """As `moetune tune` does it."""
-    for device in devices:
-        others = [process.pid for process in device.processes if process.pid != os.getpid()]
-        if others:
-            pids = ", ".join(map(str, others[:8]))
-            raise GpuBusyError(
-                f"GPU {device.index} is in use by other processes ({pids}): times would be of both",
-                "end them, choose another GPU with --devices, or add --share-gpu or --lookup-only",
-            )
