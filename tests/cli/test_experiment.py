@@ -604,3 +604,14 @@ def test_help_fits_100_columns(tmp_path: Path) -> None:
     assert result.code == 0
     assert max(map(len, result.out.splitlines())) <= 100
     assert str(HERE) not in result.out
+
+
+def test_each_fault_of_a_plan_has_a_line_of_its_own(tmp_path: Path) -> None:
+    plan = tmp_path / "p.toml"
+    plan.write_text('[server]\nname = "sgl\\nhint: rm"\n[buget]\n[load]\ngenerator = "wrk"\n')
+    result = moetune("experiment", str(plan), cwd=tmp_path)
+    assert result.code == 2
+    *faults, hint = result.err.splitlines()
+    assert len(faults) >= 3
+    assert all(fault.startswith(f"error: {plan}: ") for fault in faults)
+    assert hint.startswith("hint: ")

@@ -26,7 +26,8 @@ def report_error(error: Exception, arguments: Sequence[str]) -> int:
     message, hint, code = _explain(error)
     if os.environ.get("MOETUNE_DEBUG"):
         traceback.print_exception(error)
-    _say("error", message, hint)
+    lines = error.lines if isinstance(error, MoetuneError) else ()
+    _say("error", lines or (message,), hint)
     if "--json" in arguments:
         _say_json(type(error).__name__, message, hint)
     return code
@@ -35,7 +36,7 @@ def report_error(error: Exception, arguments: Sequence[str]) -> int:
 def report_interrupt(arguments: Sequence[str]) -> int:
     """Say that a run was interrupted and which command starts it again."""
     hint = f"run it again: {shlex.join(['moetune', *arguments])}"
-    _say("interrupted", "nothing is left half written", hint)
+    _say("interrupted", ("nothing is left half written",), hint)
     return INTERRUPTED
 
 
@@ -56,11 +57,13 @@ def _explain(error: Exception) -> tuple[str, str | None, int]:
     )
 
 
-def _say(label: str, message: str, hint: str | None) -> None:
+def _say(label: str, messages: Sequence[str], hint: str | None) -> None:
     colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     prefix = click.style(f"{label}:", fg="red", bold=True) if colored else f"{label}:"
     try:
-        sys.stderr.write(f"{prefix} {clean(message)}\n")
+        for message in messages:
+            # A message never breaks its line: what looks like a line of ours is one.
+            sys.stderr.write(f"{prefix} {clean(message)}\n")
         if hint:
             sys.stderr.write(f"hint: {clean(hint)}\n")
         sys.stderr.flush()

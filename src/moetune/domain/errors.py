@@ -12,6 +12,8 @@ class MoetuneError(Exception):
     """
 
     exit_code = 2
+    lines: tuple[str, ...] = ()
+    """The message in parts that each want a line of their own; none: it is one."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

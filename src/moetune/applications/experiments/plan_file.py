@@ -78,6 +78,7 @@ class PlanError(InputError):
         super().__init__(
             "\n".join(lines), "the keys of a plan: docs/experiment-plan.md; a new plan: --suggest"
         )
+        self.lines = tuple(lines)
         self.source = source
         self.faults = faults
 
