@@ -20,6 +20,7 @@ from moetune.domain.identity import problem_from_json
 from moetune.domain.kernel_format import KernelFormat, kernel_format
 from moetune.measure import dequantizing_kernel, kernels, layer
 from moetune.measure.alignment import align
+from moetune.measure.data import Data
 
 HITS: list[bool] = []
 
@@ -64,7 +65,7 @@ def main() -> None:
     kind = kernel_format(problem)
     assert isinstance(kind, KernelFormat)
     tasks = [(CompileTask.from_json(item["task"]), item["m"]) for item in document["tasks"]]
-    data = layer.Data(
+    data = Data(
         problem,
         max(m for _, m in tasks),
         {"up": 1, "down": 1},
