@@ -43,6 +43,24 @@ def test_steps_of_sglang(tmp_path: Path) -> None:
     assert trace.problems == ()
 
 
+REAL = Path(__file__).parent / "data" / "torch-2.11_h200.trace.json.gz"
+"""Written on an H200 by `python -m benchmarks.h200.trace`, 2026-12-02: 12 graphs, then one step launched alone."""
+
+
+def test_a_trace_that_torch_really_wrote() -> None:
+    trace = read_trace(REAL)
+    assert trace.how == "named"
+    assert [(step.phase, step.tokens) for step in trace.steps] == [("decode", 64)] * 12 + [("prefill", 2048)]
+    layers = 8
+    for step in trace.steps:
+        assert step.time.moe_kernels == 2 * layers
+        # What events on the same machine gave for the two kernels, each alone.
+        assert step.time.up_us / layers == pytest.approx(156.15, rel=0.02)
+        assert step.time.down_us / layers == pytest.approx(78.80, rel=0.02)
+    assert trace.runners[0][0] == "Triton"
+    assert trace.problems == ()
+
+
 def test_a_kernel_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
     # The second step is launched while the first still runs, as with overlapped scheduling.
     found = events([MadeStep("step[DECODE bs=8]"), MadeStep("step[DECODE bs=16]")])
