@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moetune.domain.config import KernelConfig
 from moetune.domain.kernel_format import Scales, kernel_format
 from moetune.domain.launch import Launch, LaunchClass
+from moetune.domain.server_kernel import KernelFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ class CompileStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompileTask:
-    """One launch of moetune's own kernel for one architecture.
+    """One launch of moetune's own kernel, or of the server's, for one architecture.
 
     Attributes:
         launch: what to compile.
@@ -61,6 +62,9 @@ class CompileTask:
         scales: which numbers share a scale; block scales are those of the launch.
         group_size: weights along K that share a scale, with scales by group.
         zero_point: groups have a zero point of their own.
+        slots_alone: each slot is a block of its own, with no other slot in it: nothing is sorted.
+        elsewhere: some of the experts that tokens go to may be on other ranks.
+        kernel_file: the server's file whose kernel it is; None: moetune's own.
     """
 
     launch: Launch
@@ -80,6 +84,9 @@ class CompileTask:
     scales: Scales = Scales.NONE
     group_size: int = 0
     zero_point: bool = False
+    slots_alone: bool = False
+    elsewhere: bool = False
+    kernel_file: KernelFile | None = None
 
     @property
     def grouped(self) -> bool:
@@ -100,8 +107,16 @@ class CompileTask:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CompileTask:
         """Read what `to_json` wrote."""
-        scales = Scales(value.get("scales", Scales.NONE))
-        return cls(**{**value, "launch": _launch_from_json(value["launch"]), "scales": scales})
+        scales, file = Scales(value.get("scales", Scales.NONE)), value.get("kernel_file")
+        launch = _launch_from_json(value["launch"])
+        return cls(
+            **{
+                **value,
+                "launch": launch,
+                "scales": scales,
+                "kernel_file": None if file is None else KernelFile(**file),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +152,19 @@ class CompileResult:
 
 
 def compile_task(
-    launch: Launch, problem: Problem, launch_class: LaunchClass | None = None
+    launch: Launch,
+    problem: Problem,
+    launch_class: LaunchClass | None = None,
+    kernel_file: KernelFile | None = None,
 ) -> CompileTask | str:
-    """The task that compiles a launch of a problem, or why moetune's own kernel cannot stand for it."""
+    """The task that compiles a launch of a problem, or why there is none.
+
+    Args:
+        launch: what to compile.
+        problem: the problem.
+        launch_class: the binary of that launch; None: any.
+        kernel_file: the server's file whose kernel is meant; None: moetune's own.
+    """
     if problem.gpu.compute_capability is None:
         return f"{problem.gpu.torch_name} is no NVIDIA GPU"
     found = kernel_format(problem)
@@ -163,15 +188,19 @@ def compile_task(
         scales=found.scales,
         group_size=found.group_size,
         zero_point=found.zero_point,
+        elsewhere=problem.ep > 1,
+        kernel_file=kernel_file,
     )
     if launch_class is None:
         return task
+    constants = dict(launch_class.constexprs)
     return replace(
         task,
+        slots_alone=bool(constants.get("naive_block_assignment", False)),
         padded_length_divisible=launch_class.padded_length_divisible_by % 16 == 0,
         num_slots_divisible=launch_class.num_valid_tokens_divisible_by_16,
         num_slots_is_one=launch_class.num_valid_tokens_is_one,
-        pdl_early=bool(dict(launch_class.constexprs).get("GDC_EARLY", False)),
+        pdl_early=bool(constants.get("GDC_EARLY", False)),
     )
 
 

@@ -87,3 +87,20 @@ def align(
     tile_groups = torch.searchsorted(ends, first_rows, right=True)
     tile_experts = torch.where(tile_groups <= experts, tile_groups - 1, ELSEWHERE).int()
     return Alignment(slot_ids, tile_experts, ends[-1:].int())
+
+
+def each_alone(expert_of_slot: torch.Tensor, block_size_m: int) -> Alignment:
+    """Every slot in a tile of its own, in the order in which they are: what vLLM does with few of them.
+
+    An expert's weights are then read once for each of its slots.
+
+    Args:
+        expert_of_slot: as for `align`.
+        block_size_m: rows of a tile.
+    """
+    experts = expert_of_slot.reshape(-1)
+    slots = experts.numel()
+    slot_ids = torch.full((slots, block_size_m), slots, dtype=torch.int32, device=experts.device)
+    slot_ids[:, 0] = torch.arange(slots, dtype=torch.int32, device=experts.device)
+    used = torch.full((1,), slots * block_size_m, dtype=torch.int32, device=experts.device)
+    return Alignment(slot_ids.reshape(-1), experts.int(), used)

@@ -30,6 +30,7 @@ from moetune.domain.text import printable
 from moetune.measure.cubin import cubin_resources
 from moetune.measure.dequantizing_kernel import dequantizing_constants, moe_dequantizing_gemm
 from moetune.measure.kernels import kernel_constants, moe_grouped_gemm
+from moetune.measure.server_kernel import compile_arguments, server_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,8 +97,7 @@ def _gist(noise: str) -> str:
 
 def kernel_source(task: CompileTask) -> ASTSource:
     """The kernel with the types, constants and divisibility with which the launch specialises it."""
-    kernel = moe_dequantizing_gemm if task.grouped else moe_grouped_gemm
-    arguments = _grouped_arguments(task) if task.grouped else _arguments(task)
+    kernel, arguments = _kernel_and_arguments(task)
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
@@ -112,6 +112,16 @@ def kernel_source(task: CompileTask) -> ASTSource:
         divisible = isinstance(value, str) or value % 16 == 0
         attributes[(index,)] = [["tt.divisibility", 16]] if divisible else []
     return ASTSource(kernel, signature, constants, attributes)
+
+
+def _kernel_and_arguments(task: CompileTask) -> tuple[Any, dict[str, Any]]:
+    """The kernel, and by parameter the type of a pointer, a number like that of the launch, or a constant."""
+    if task.kernel_file is not None:
+        kernel = server_kernel(task)
+        return kernel, compile_arguments(task, kernel)
+    if task.grouped:
+        return moe_dequantizing_gemm, _grouped_arguments(task)
+    return moe_grouped_gemm, _arguments(task)
 
 
 def _integer_type(value: int) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.gpu import Gpu
 from moetune.domain.launch import Launch, LaunchClass
 from moetune.domain.model import ExpertLayer
 from moetune.domain.problem import Kernel, Parallelism, Problem
+
+if TYPE_CHECKING:
+    from moetune.domain.compilation import CompileTask
+    from moetune.servers.kernel_values import Lengths
+    from moetune.servers.kernel_values import Value as KernelValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +231,27 @@ class Server(Protocol):
         self, problem: Problem, kernel: Kernel, ms: Sequence[int], block_size_m: int
     ) -> tuple[LaunchClass, ...]:
         """The binaries of one config that those m really use."""
+        ...
+
+
+@runtime_checkable
+class KernelServer(Protocol):
+    """What a server adds whose own kernels can be timed. A plug-in may leave it out."""
+
+    def kernel_files(self) -> tuple[str, ...]:
+        """Files below site-packages that may hold this release's kernels, the likeliest first."""
+        ...
+
+    def kernel_values(
+        self, names: Sequence[str], task: CompileTask, lengths: Lengths
+    ) -> Mapping[str, KernelValue]:
+        """The value of each parameter of a kernel, in the order of the names.
+
+        Raises:
+            ServerError: naming a parameter that is not known.
+        """
+        ...
+
+    def covered_length(self, problem: Problem, kernel: Kernel, m: int, block_size_m: int) -> int:
+        """Rows that the grid of a launch covers (`EM`)."""
         ...

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moetune.domain.version import parse_release
+from moetune.servers.kernel_values import Lengths, Value, values_of
 from moetune.servers.protocol import ConfigTree, Lookup, RunnerVerdict, ServerOptions
-from moetune.servers.sglang import defaults, launch, names, sharding, table_json
+from moetune.servers.sglang import defaults, kernels, launch, names, sharding, table_json
 from moetune.servers.sglang.lookup import look_up, triton_directory
 from moetune.servers.sglang.releases import Feature, rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from moetune.domain.compilation import CompileTask
     from moetune.domain.config import ConfigTable, KernelConfig
     from moetune.domain.gpu import Gpu
     from moetune.domain.launch import Launch, LaunchClass
@@ -160,6 +162,18 @@ class SGLang:
     ) -> tuple[LaunchClass, ...]:
         """The binaries of one config that those m really use."""
         return launch.launch_classes(self._rules, problem, kernel, ms, block_size_m)
+
+    def kernel_files(self) -> tuple[str, ...]:
+        """Files that may hold this release's kernels."""
+        return kernels.kernel_files(self._rules)
+
+    def kernel_values(self, names: Sequence[str], task: CompileTask, lengths: Lengths) -> Mapping[str, Value]:
+        """The value of each parameter of a kernel."""
+        return values_of(names, kernels.own_values(task), task, lengths)
+
+    def covered_length(self, problem: Problem, kernel: Kernel, m: int, block_size_m: int) -> int:  # noqa: ARG002
+        """Rows that the grid of a launch covers: as long as the sorted ids, for both kernels."""
+        return launch.padded_length(self._rules, problem.E, m * problem.topk, block_size_m)
 
 
 def open_sglang(version: str | None = None, triton_version: str | None = None) -> SGLang:

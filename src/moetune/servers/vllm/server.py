@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from moetune.domain.errors import ConfigFileError
 from moetune.domain.version import Release, parse_release
-from moetune.servers.vllm import defaults, launch, lookup, names, rules, sharding, table_json
+from moetune.servers.kernel_values import Lengths, Value, values_of
+from moetune.servers.vllm import defaults, kernels, launch, lookup, names, rules, sharding, table_json
 from moetune.servers.vllm.runner import choose_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from moetune.domain.compilation import CompileTask
     from moetune.domain.config import ConfigTable, KernelConfig
     from moetune.domain.gpu import Gpu
     from moetune.domain.launch import Launch, LaunchClass
@@ -140,6 +142,18 @@ class VLLM:
     ) -> tuple[LaunchClass, ...]:
         """The binaries of one config that those m use; see `launch.launch_classes`."""
         return launch.launch_classes(self.release, problem, kernel, ms, block_size_m)
+
+    def kernel_files(self) -> tuple[str, ...]:
+        """The file that holds the kernels of all releases."""
+        return kernels.FILES
+
+    def kernel_values(self, names: Sequence[str], task: CompileTask, lengths: Lengths) -> Mapping[str, Value]:
+        """The value of each parameter of a kernel."""
+        return values_of(names, kernels.own_values(task), task, lengths)
+
+    def covered_length(self, problem: Problem, kernel: Kernel, m: int, block_size_m: int) -> int:
+        """Rows that the grid of a launch covers."""
+        return launch.padded_length(self.release, problem, kernel, m, block_size_m)
 
 
 def open_vllm(version: str | None = None, triton_version: str | None = None) -> VLLM:
