@@ -16,7 +16,7 @@ import triton
 from moetune.domain.kernel_format import kernel_format
 from moetune.domain.problem import KERNELS
 from moetune.measure import timing
-from moetune.measure.alignment import ELSEWHERE, Alignment, align, padded_length
+from moetune.measure.alignment import ELSEWHERE, Alignment, align, each_alone, padded_length
 from moetune.measure.data import Data
 from moetune.measure.protocol import (
     Checked,
@@ -33,6 +33,7 @@ from moetune.measure.protocol import (
 )
 from moetune.measure.recorded_routing import Routings
 from moetune.measure.reference import relative_error
+from moetune.measure.server_kernel import covered_length, longest_covered
 from moetune.measure.tolerance import tolerance_of
 from moetune.measure.worker import ConfigError, SetupError
 from moetune.measure.workload import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from moetune.domain.compilation import CompileTask
     from moetune.domain.problem import Kernel, Problem
+    from moetune.domain.server_kernel import KernelFile
 
 _FREE_SHARE = 0.95
 _TRIED_ROUTINGS = 16
@@ -102,6 +104,11 @@ def check_class(task: CompileTask, problem: Problem, m: int) -> None:
     slots = m * problem.topk
     if task.num_slots_divisible != (slots % 16 == 0) or task.num_slots_is_one != (slots == 1):
         raise ConfigError(f"the binary is for another divisibility than that of {slots} slots")
+    if task.kernel_file is None:
+        return
+    covered = covered_length(task, problem, m)
+    if task.padded_length_divisible != (covered % _DIVISOR == 0):
+        raise ConfigError(f"the binary is for another divisibility than that of {covered} padded rows")
 
 
 class GpuBackend:
@@ -117,7 +124,7 @@ class GpuBackend:
         self._data: Data | None = None
         self._workload: Workload | None = None
         self._routed: dict[tuple[Kernel, int, str, int], Routed] = {}
-        self._aligned: dict[tuple[Kernel, int, int, bool], list[Alignment]] = {}
+        self._aligned: dict[tuple[Kernel, int, int, KernelFile | bool, bool], list[Alignment]] = {}
         self._tick: torch.Tensor | None = None
         self._between_us: dict[int, float] = {}
         self._busy_until = 0.0
@@ -420,14 +427,21 @@ class GpuBackend:
 
     def _alignments(self, task: CompileTask, m: int, routed: Routed) -> list[Alignment]:
         config = task.launch.config
-        key = (task.launch.kernel, m, config.block_size_m, task.padded_length_divisible)
+        # The server's launches say themselves how much of the sorted ids they cover.
+        length = task.kernel_file or task.padded_length_divisible
+        key = (task.launch.kernel, m, config.block_size_m, length, task.slots_alone)
         if key not in self._aligned:
             self._aligned[key] = [self._align(task, experts) for experts in routed.experts]
         return self._aligned[key]
 
     def _align(self, task: CompileTask, experts: torch.Tensor) -> Alignment:
         problem, size = self._opened().problem, task.launch.config.block_size_m
-        return align(experts, problem.E, size, length=padded_length_like(experts.numel(), problem.E, task))
+        if task.slots_alone:
+            return each_alone(experts, size)
+        length = padded_length_like(experts.numel(), problem.E, task)
+        if task.kernel_file is not None:
+            length = max(length, longest_covered(task, problem, experts.numel() // problem.topk))
+        return align(experts, problem.E, size, length=length)
 
     def _layer_launch(
         self, data: Data, up: CompileTask, down: CompileTask, m: int, routed: Routed, source: torch.Tensor
