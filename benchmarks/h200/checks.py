@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.h200.common import PROBLEMS, laboratory, uuid
 from moetune.applications.journal import Journal
-from moetune.applications.measuring import Target
+from moetune.applications.questions import check_config
+from moetune.applications.targets import Target
 from moetune.domain.config import KernelConfig
 from moetune.domain.landscape import read_landscape
 from moetune.domain.problem import KERNELS
@@ -42,12 +43,12 @@ def numerics(_: argparse.Namespace) -> int:
             for kernel in KERNELS:
                 for config in CHECKED:
                     for m in (1, 7, 300):
-                        checked = lab.check(kernel, m, config)
+                        checked = check_config(lab, kernel, m, config)
                         right = checked is not None and checked.passed
                         bad += not right
                         error = "none" if checked is None else f"{checked.relative_error:.2e}"
                         print(f"{'ok ' if right else 'BAD'} {name} {kernel} m={m} {config}: {error}")
-            print(f"failed: {lab.failed}; compiled while measuring: {lab.compilations}")
+            print(f"failed: {lab.known.failed}; compiled while measuring: {lab.compilations}")
     return bool(bad)
 
 
@@ -69,7 +70,7 @@ def sanity(arguments: argparse.Namespace) -> int:
         for (kernel, m), times in found.times_us.items():
             ratios = [
                 time_us / recorded
-                for target, time_us in lab.times.items()
+                for target, time_us in lab.known.times.items()
                 if target.kernel == kernel and target.m == m and time_us
                 if (recorded := times.get(target.config))
             ]
@@ -77,5 +78,7 @@ def sanity(arguments: argparse.Namespace) -> int:
                 f"{kernel} m={m}: ours over recorded {statistics.median(ratios):.3f}"
                 f" ({min(ratios):.3f} to {max(ratios):.3f}), {len(ratios)} configs"
             )
-        print(f"failed: {lab.failed}; compiled while measuring: {lab.compilations}; drifts: {lab.drifts}")
+        print(
+            f"failed: {lab.known.failed}; compiled while measuring: {lab.compilations}; drifts: {lab.drifts}"
+        )
     return 0

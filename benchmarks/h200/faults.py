@@ -10,7 +10,8 @@ from benchmarks.h200.checks import CHECKED
 from benchmarks.h200.common import PROBLEMS, python_path, server_of, uuid
 from moetune.applications.compiling import CompilePool
 from moetune.applications.journal import Journal
-from moetune.applications.measuring import Laboratory, Target
+from moetune.applications.measuring import Laboratory
+from moetune.applications.targets import Target
 from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.compilation import Depth
 
@@ -45,6 +46,9 @@ def faults(_: argparse.Namespace) -> int:
         lab.want(wanted)
         lab.run()
         for target in wanted:
-            print(f"{target.config}: {lab.times[target] or lab.failed[target.kernel, target.config]}")
+            why = lab.known.failed.get((target.kernel, target.config))
+            print(f"{target.config}: {lab.known.times[target] or why}")
         named = {(target.kernel, target.config) for target in wanted[:2]}
-        return int(lab.failed.keys() != named or any(lab.times[target] is None for target in wanted[2:]))
+        return int(
+            lab.known.failed.keys() != named or any(lab.known.times[target] is None for target in wanted[2:])
+        )

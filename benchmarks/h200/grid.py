@@ -37,8 +37,9 @@ def grid(arguments: argparse.Namespace) -> int:
         choices, _ = tuner.search(space, PerformanceModel.load())
         seconds = time.monotonic() - started
         print(
-            f"{arguments.problem}: {lab.measured} times in {seconds:.1f} s, {len(lab.compiled)} binaries,"
-            f" failed {len(lab.failed)}, compiled while measuring {lab.compilations}, drifts {lab.drifts}"
+            f"{arguments.problem}: {lab.measured} times in {seconds:.1f} s,"
+            f" {len(lab.binaries.compiled)} binaries, failed {len(lab.known.failed)},"
+            f" compiled while measuring {lab.compilations}, drifts {lab.drifts}"
         )
         if not tuner.complete:
             return 3

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.h200.common import PROBLEMS, server_of, uuid
 from moetune.applications.compiling import CompilePool
 from moetune.applications.journal import Journal
-from moetune.applications.measuring import Laboratory, Target
+from moetune.applications.measuring import Laboratory
 from moetune.applications.predicting import forecast
 from moetune.applications.routing_store import AskedRouting, ask_routing, check_fits, keep
+from moetune.applications.targets import Target
 from moetune.domain.compilation import Depth
 from moetune.domain.launch import Launch
 from moetune.domain.predict import PerformanceModel
@@ -120,7 +121,7 @@ def times_under(
         laboratory.want(targets)
         laboratory.run(deadline)
         for target in targets:
-            time_us = laboratory.times.get(target)
+            time_us = laboratory.known.times.get(target)
             if time_us is not None:
                 found.setdefault((target.kernel, target.m), {})[target.config] = time_us
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from moetune.applications.compiling import CompilePool
 from moetune.applications.journal import Journal
 from moetune.applications.measuring import Laboratory
 from moetune.applications.nvml import Device, GpuProcess
+from moetune.applications.targets import Progress
 from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.compilation import Depth
 from moetune.domain.gpu import find_gpu
@@ -97,9 +99,21 @@ class FakeMachine:
     def journal(self, problem: Problem = PROBLEM) -> Journal:
         return Journal.open(self.folder / "state", problem, self.uuids[0])
 
-    def laboratory(self, journal: Journal, ms: tuple[int, ...], problem: Problem = PROBLEM) -> Laboratory:
+    def laboratory(
+        self,
+        journal: Journal,
+        ms: tuple[int, ...],
+        problem: Problem = PROBLEM,
+        *,
+        command: WorkerCommand | None = None,
+        pool: CompilePool | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Laboratory:
         server = VLLM if problem.server == "vllm" else SERVER
-        return Laboratory(server, problem, journal, ms, self.uuids, command=self.command, pool=self.pool)
+        command, pool = command or self.command, pool or self.pool
+        return Laboratory(
+            server, problem, journal, ms, self.uuids, command=command, pool=pool, progress=progress
+        )
 
     def log(self, what: str) -> list[dict[str, Any]]:
         """What the GPUs were asked, in order."""

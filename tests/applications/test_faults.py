@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from moetune.applications.measuring import Laboratory, Target
+from moetune.applications.measuring import Laboratory
+from moetune.applications.targets import Target
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import MoetuneError, OutputError
 from moetune.domain.problem import Kernel
@@ -51,8 +52,8 @@ def journalled(machine: FakeMachine, kind: str) -> list[dict[str, object]]:
 def assert_costs_itself(machine: FakeMachine, reason: str) -> Laboratory:
     """BAD cannot be measured, everything else is; the journal says why; BAD is never tried again."""
     laboratory = measure(machine, targets(GOOD, BAD, OTHER))
-    assert [laboratory.times[target] for target in targets(BAD)] == [None] * len(MS)
-    assert all(laboratory.times[target] is not None for target in targets(GOOD, OTHER))
+    assert [laboratory.known.times[target] for target in targets(BAD)] == [None] * len(MS)
+    assert all(laboratory.known.times[target] is not None for target in targets(GOOD, OTHER))
     (failure,) = journalled(machine, "failed")
     assert failure["config"] == BAD.to_json()
     assert reason in str(failure["why"])
@@ -61,7 +62,7 @@ def assert_costs_itself(machine: FakeMachine, reason: str) -> Laboratory:
     assert tried[str(BAD)] <= 1, "a culprit was tried again"
     # A second run knows it.
     again = measure(machine, targets(GOOD, BAD, OTHER))
-    assert again.times == laboratory.times
+    assert again.known.times == laboratory.known.times
     assert Counter(line["config"] for line in machine.log("time")) == tried
     return laboratory
 
@@ -99,7 +100,7 @@ def test_a_kernel_that_hangs_costs_itself_and_its_process_is_gone(tmp_path: Path
 def test_a_candidate_that_fails_as_up_may_still_run_as_down(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path, settings={"faults": {f"up {BAD}": "abort"}})
     laboratory = measure(machine, [*targets(BAD), *targets(BAD, kernel="down")])
-    assert all(laboratory.times[target] is not None for target in targets(BAD, kernel="down"))
+    assert all(laboratory.known.times[target] is not None for target in targets(BAD, kernel="down"))
 
 
 def test_memory_that_is_short_once_is_no_fault_of_the_candidate(tmp_path: Path) -> None:
@@ -107,8 +108,8 @@ def test_memory_that_is_short_once_is_no_fault_of_the_candidate(tmp_path: Path) 
         tmp_path, settings={"faults": {f"up {BAD}": "memory once"}, "once": str(tmp_path / "once")}
     )
     laboratory = measure(machine, targets(GOOD, BAD))
-    assert all(time_us is not None for time_us in laboratory.times.values())
-    assert not laboratory.failed
+    assert all(time_us is not None for time_us in laboratory.known.times.values())
+    assert not laboratory.known.failed
 
 
 def test_memory_that_another_process_takes_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_memory_that_another_process_takes_ends_the_run_and_keeps_what_was_measu
     assert not journalled(machine, "failed"), "the candidate is not at fault"
     machine.set(faults={})
     laboratory = measure(machine, targets(GOOD, BAD))
-    assert all(time_us is not None for time_us in laboratory.times.values())
+    assert all(time_us is not None for time_us in laboratory.known.times.values())
 
 
 def test_a_gpu_without_room_says_so(tmp_path: Path) -> None:
@@ -141,21 +142,21 @@ def test_a_gpu_that_disappears_is_no_fault_of_the_candidate(tmp_path: Path) -> N
     (tmp_path / "gone").unlink()
     machine.set(faults={})
     laboratory = measure(machine, targets(GOOD, BAD))
-    assert all(time_us is not None for time_us in laboratory.times.values())
+    assert all(time_us is not None for time_us in laboratory.known.times.values())
 
 
 def test_the_other_gpu_takes_over_from_one_that_disappears(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path, gpus=2)
     machine.set(faults={f"up {BAD}": "gone once"}, once=str(tmp_path / "once"))
     laboratory = measure(machine, targets(GOOD, BAD, OTHER))
-    assert all(time_us is not None for time_us in laboratory.times.values())
+    assert all(time_us is not None for time_us in laboratory.known.times.values())
     assert len(journalled(machine, "gone")) == 1
 
 
 def test_what_a_worker_prints_is_no_answer(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path, settings={"faults": {f"up {GOOD}": "chatter"}})
     laboratory = measure(machine, targets(GOOD))
-    assert all(time_us is not None for time_us in laboratory.times.values())
+    assert all(time_us is not None for time_us in laboratory.known.times.values())
 
 
 RUN = textwrap.dedent("""
@@ -186,7 +187,7 @@ def test_a_run_killed_at_any_line_goes_on_where_it_was(tmp_path: Path) -> None:
             path = journal.path
         path.write_bytes(b"".join(lines[:number]) + lines[number][: len(lines[number]) // 2])
         laboratory = measure(machine, wanted)
-        assert laboratory.times.keys() == set(wanted)
+        assert laboratory.known.times.keys() == set(wanted)
         known = sum(json.loads(line)["kind"] == "time" for line in lines[:number])
         assert len(machine.log("time")) == len(wanted) - known
 
@@ -211,7 +212,7 @@ def test_sigkill_of_the_run_ends_its_workers_even_those_that_hang_and_loses_noth
     machine.set(faults={})
     wanted = targets(GOOD, BAD, OTHER) + targets(GOOD, BAD, OTHER, kernel="down")
     laboratory = measure(machine, wanted)
-    assert laboratory.times.keys() == set(wanted)
+    assert laboratory.known.times.keys() == set(wanted)
     assert len(machine.log("time")) == asked + len(wanted) - known
 
 
@@ -271,7 +272,7 @@ def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(tmp_path: Path) -> No
     assert 0 < known < len(wanted)
     before = len(machine.log("time"))
     laboratory = measure(machine, wanted)
-    assert laboratory.times.keys() == set(wanted)
+    assert laboratory.known.times.keys() == set(wanted)
     assert len(machine.log("time")) == before + len(wanted) - known
 
 
@@ -281,25 +282,24 @@ def test_a_worker_of_another_release_is_refused(tmp_path: Path) -> None:
         measure(machine, targets(GOOD))
 
 
-@pytest.mark.parametrize("part", ["_command", "_pool"])
+@pytest.mark.parametrize("part", ["command", "pool"])
 def test_an_interpreter_that_is_not_there_ends_the_run(part: str, tmp_path: Path) -> None:
-    machine = FakeMachine(tmp_path)
-    with machine.journal() as journal:
-        laboratory = machine.laboratory(journal, MS)
-        setattr(laboratory, part, replace(getattr(laboratory, part), python=str(tmp_path / "missing")))
-        with laboratory:
-            laboratory.want(targets(GOOD))
-            with pytest.raises(MoetuneError, match="missing"):
-                laboratory.run()
+    machine, python = FakeMachine(tmp_path), str(tmp_path / "missing")
+    command = replace(machine.command, python=python) if part == "command" else None
+    pool = replace(machine.pool, python=python) if part == "pool" else None
+    with (
+        machine.journal() as journal,
+        machine.laboratory(journal, MS, command=command, pool=pool) as laboratory,
+    ):
+        laboratory.want(targets(GOOD))
+        with pytest.raises(MoetuneError, match="missing"):
+            laboratory.run()
 
 
 def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     command = replace(machine.command, arguments=("-c", "import sys; sys.exit('no module named torch')"))
-    with machine.journal() as journal:
-        laboratory = machine.laboratory(journal, MS)
-        laboratory._command = command
-        with laboratory:
-            laboratory.want(targets(GOOD))
-            with pytest.raises(MoetuneError, match="no module named torch"):
-                laboratory.run()
+    with machine.journal() as journal, machine.laboratory(journal, MS, command=command) as laboratory:
+        laboratory.want(targets(GOOD))
+        with pytest.raises(MoetuneError, match="no module named torch"):
+            laboratory.run()

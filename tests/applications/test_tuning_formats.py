@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moetune.applications.measuring import NotMeasurableError
 from moetune.applications.output import State
+from moetune.applications.targets import NotMeasurableError
 from moetune.applications.tuning_efforts import EFFORTS
 from moetune.applications.tuning_measured import (
     MeasuredTuning,

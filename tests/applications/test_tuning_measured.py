@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from moetune.applications.exhaustive import write_landscape
-from moetune.applications.measuring import Target
 from moetune.applications.nvml import Device
 from moetune.applications.output import State
 from moetune.applications.replay import replay
+from moetune.applications.targets import Target
 from moetune.applications.tuning_efforts import EFFORTS
 from moetune.applications.tuning_measured import GpuBusyError, MeasuredTuning, MeasureRequest, tune_measured
 from moetune.domain.config import KernelConfig
@@ -230,7 +230,7 @@ def test_a_landscape_that_was_written_is_replayed(tmp_path: Path) -> None:
     assert {m for _, m in landscape.times_us} == set(ms)
     for (kernel, m), times in landscape.times_us.items():
         for config, time_us in times.items():
-            assert laboratory.times[Target(kernel, m, config)] == (
+            assert laboratory.known.times[Target(kernel, m, config)] == (
                 None if time_us is None else pytest.approx(time_us, rel=1e-5)
             )
     replayed = replay(path, 8)

@@ -11,7 +11,7 @@ import pytest
 
 from moetune.applications import tuning_measured
 from moetune.applications.gpu_health import Health, HealthMonitor
-from moetune.applications.measuring import Progress, Target
+from moetune.applications.targets import Progress, Target
 from moetune.applications.tuning_efforts import EFFORTS
 from moetune.applications.tuning_measured import Live
 from moetune.cli.main import run

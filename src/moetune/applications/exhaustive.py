@@ -80,11 +80,11 @@ def write_landscape(
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    for target, time_us in sorted(laboratory.times.items(), key=lambda item: item[0]):
+    for target, time_us in sorted(laboratory.known.times.items(), key=lambda item: item[0]):
         if target.m not in ms:
             continue
         config = target.config
-        why = laboratory.failed.get((target.kernel, config), "cannot run") if time_us is None else ""
+        why = laboratory.known.failed.get((target.kernel, config), "cannot run") if time_us is None else ""
         writer.writerow(
             (
                 target.kernel,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
-from moetune.applications.measuring import Target
+from moetune.applications.questions import time_layer
+from moetune.applications.targets import Target
 from moetune.domain.choose import Candidates, Choice, Choices, DefaultConfig, Pair, Point, Reason, choose
 from moetune.domain.problem import KERNELS
 
@@ -71,11 +72,11 @@ class Finals:
     def _point(self, m: int) -> Point:
         sides: dict[Kernel, Candidates] = {}
         for kernel in KERNELS:
-            found = self._lab.times_at(kernel, m)
+            found = self._lab.known.times_at(kernel, m)
             configs = tuple(sorted(found))
             sides[kernel] = Candidates(configs, [found[config] for config in configs])
         pair = self.default(m)
-        up, down = (self._lab.times.get(target) for target in targets_of(m, pair))
+        up, down = (self._lab.known.times.get(target) for target in targets_of(m, pair))
         return Point(
             m, sides["up"], sides["down"], DefaultConfig(pair.up, up), DefaultConfig(pair.down, down)
         )
@@ -87,7 +88,7 @@ class Finals:
     def _finalists(self, choice: Choice) -> list[Pair]:
         """The chosen pair and the best others by the sum of what was measured, without the default."""
         found: dict[Pair, None] = {choice.pair: None}
-        ups, downs = self._lab.times_at("up", choice.m), self._lab.times_at("down", choice.m)
+        ups, downs = self._lab.known.times_at("up", choice.m), self._lab.known.times_at("down", choice.m)
         sums = [
             (of_up + of_down, Pair(up, down))
             for up, of_up in nsmallest(12, ups.items(), key=lambda item: (item[1], item[0]))
@@ -121,8 +122,8 @@ class Finals:
         rounds = self._effort.layer_rounds
         contestants = (default, *pairs, default)
         main = self._problem.routing
-        uniform = self._lab.layer(m, contestants, main, rounds)
-        skewed = self._lab.layer(m, contestants, other_routing(main), max(rounds // 2, 5))
+        uniform = time_layer(self._lab, m, contestants, main, rounds)
+        skewed = time_layer(self._lab, m, contestants, other_routing(main), max(rounds // 2, 5))
         if uniform is None:
             return self.kept(choice), LayerResult(m)
         noise = max(NOISE_FLOOR, abs(_ratio(uniform, len(pairs) + 1, (0,)) - 1))
@@ -157,7 +158,7 @@ class Finals:
     def _entry(self, choice: Choice, pair: Pair) -> Choice:
         if pair == choice.pair:
             return choice
-        up, down = (self._lab.times[target] for target in targets_of(choice.m, pair))
+        up, down = (self._lab.known.times[target] for target in targets_of(choice.m, pair))
         assert up is not None
         assert down is not None
         return replace(choice, pair=pair, up_us=up, down_us=down, reason=Reason.FASTER)

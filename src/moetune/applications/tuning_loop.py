@@ -8,7 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moetune.applications.measuring import Laboratory, Target
+from moetune.applications.measuring import Laboratory
+from moetune.applications.questions import check_config, measure_peaks
+from moetune.applications.targets import Target
 from moetune.applications.tuning_finals import Finals, LayerResult, targets_of
 from moetune.applications.tuning_search import Search
 from moetune.domain.choose import Choices, Pair
@@ -124,7 +126,7 @@ class Tuner:
         self._server, self._problem, self._lab = server, problem, laboratory
         self._keys, self._effort = keys, effort
         self._only = only
-        self._known = len(laboratory.times)
+        self._known = len(laboratory.known.times)
         self._finals = Finals(server, problem, laboratory, effort)
         self._started = time.monotonic() if started is None else started
         budget = effort.budget_seconds
@@ -163,8 +165,8 @@ class Tuner:
         choices, added, shortfalls = self._cover(choices, layers)
         lab.enter("numerics")
         choices, numerics = self._check(choices)
-        spreads = sorted(lab.spreads.values())
-        times = [target for target, time_us in lab.times.items() if time_us is not None]
+        spreads = sorted(lab.known.spreads.values())
+        times = [target for target, time_us in lab.known.times.items() if time_us is not None]
         return Measured(
             choices=choices,
             keys=self._keys,
@@ -180,10 +182,10 @@ class Tuner:
                 kernel: len({target.config for target in times if target.kernel == kernel})
                 for kernel in KERNELS
             },
-            failed={f"{kernel} {config}": why for (kernel, config), why in sorted(lab.failed.items())},
+            failed={f"{kernel} {config}": why for (kernel, config), why in sorted(lab.known.failed.items())},
             drifts=tuple(lab.drifts),
             compilations=lab.compilations,
-            peaks=lab.measured_peaks(),
+            peaks=measure_peaks(lab),
             complete=self.complete,
         )
 
@@ -273,7 +275,7 @@ class Tuner:
         """Whether both that the server would pick and its default were asked for at that m."""
         pair = Pair(choices.up.nearest(m), (choices.down or choices.up).nearest(m))
         targets = (*targets_of(m, pair), *targets_of(m, self._finals.default(m)))
-        return all(target in self._lab.times for target in targets)
+        return all(target in self._lab.known.times for target in targets)
 
     def _times_at(self, choices: Choices, probes: Sequence[int]) -> TimesAt:
         """What `check_coverage` asks, measured at once for all probes."""
@@ -288,7 +290,7 @@ class Tuner:
         def times_at(m: int, pairs: Sequence[Pair]) -> list[float | None]:
             found = []
             for pair in pairs:
-                up, down = (self._lab.times.get(target) for target in targets_of(m, pair))
+                up, down = (self._lab.known.times.get(target) for target in targets_of(m, pair))
                 found.append(None if up is None or down is None else up + down)
             return found
 
@@ -305,7 +307,7 @@ class Tuner:
             for target in targets_of(choice.m, choice.pair):
                 key = (target.kernel, target.config)
                 if key not in found:
-                    checked = self._lab.check(target.kernel, target.m, target.config)
+                    checked = check_config(self._lab, target.kernel, target.m, target.config)
                     if checked is None:
                         right = False
                         continue

@@ -17,7 +17,7 @@ from moetune.applications.environment import find_installed
 from moetune.applications.exhaustive import write_landscape
 from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
-from moetune.applications.measuring import Laboratory, NotMeasurableError, Progress, Target
+from moetune.applications.measuring import Laboratory
 from moetune.applications.output import TableFile, Written, write_tables
 from moetune.applications.planning import Plan, make_plan
 from moetune.applications.predicting import forecast, keys_for
@@ -26,6 +26,7 @@ from moetune.applications.rates import rate
 from moetune.applications.request import TuneRequest
 from moetune.applications.routing_store import UNIFORM, AskedRouting, ask_routing
 from moetune.applications.start_from import configs_of
+from moetune.applications.targets import NotMeasurableError, Progress, Target
 from moetune.applications.tuning import command_to_use, look_again
 from moetune.applications.tuning_efforts import EFFORTS, Effort
 from moetune.applications.tuning_loop import Measured, Tuner

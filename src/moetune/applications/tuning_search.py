@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moetune.applications.measuring import Target
+from moetune.applications.targets import Target
 from moetune.domain.problem import KERNELS
 from moetune.domain.search import Field, GuidedSearch
 
@@ -92,7 +92,7 @@ class Search:
         ]
         lab.want(wanted, priority=1)
         self._lab.run(self._end)
-        self.complete = all(target in lab.times for target in wanted)
+        self.complete = all(target in lab.known.times for target in wanted)
 
     def _ranked_first(self, kernel: Kernel, ms: Sequence[int]) -> list[Target]:
         """The configs that the model ranks first at each m."""
@@ -120,8 +120,8 @@ class Search:
             lab.want((target for *_, targets in asked for target in targets), priority=number)
             self._lab.run(self._search_end)
             for search, m, config, targets in asked:
-                if all(target in lab.times for target in targets):
-                    times = [lab.times[target] for target in targets]
+                if all(target in lab.known.times for target in targets):
+                    times = [lab.known.times[target] for target in targets]
                     known = [time_us for time_us in times if time_us is not None]
                     search.tell(m, config, math.fsum(known) if len(known) == len(times) else None)
             if self._search_end is not None and time.monotonic() >= self._search_end:
@@ -157,7 +157,7 @@ class Search:
         """
         wanted: list[Target] = []
         for m in self._ms:
-            by_kernel = {kernel: self._lab.times_at(kernel, m) for kernel in KERNELS}
+            by_kernel = {kernel: self._lab.known.times_at(kernel, m) for kernel in KERNELS}
             for kernel, other in (KERNELS, KERNELS[::-1]):
                 best = nsmallest(3, by_kernel[kernel].items(), key=lambda item: (item[1], item[0]))
                 there = by_kernel[other]
@@ -174,9 +174,10 @@ class Search:
         launches = [
             launch
             for launch in self._launches[kernel]
-            if launch.config.block_size_m == block_size_m and (kernel, launch.config) not in self._lab.failed
+            if launch.config.block_size_m == block_size_m
+            and (kernel, launch.config) not in self._lab.known.failed
         ]
-        known = {target.config for target in self._lab.times if target.kernel == kernel}
+        known = {target.config for target in self._lab.known.times if target.kernel == kernel}
         launches = [launch for launch in launches if launch.config in known] or launches
         if not launches:
             return []

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
-from moetune.applications.measuring import Laboratory, Progress, Target
+from moetune.applications.measuring import Laboratory
+from moetune.applications.questions import check_config, time_layer
 from moetune.applications.routing_store import kept_for
+from moetune.applications.targets import Progress, Target
 from moetune.applications.tuning_finals import NOISE_FLOOR, other_routing
 from moetune.applications.tuning_measured import Live
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
@@ -165,14 +167,14 @@ class _Measuring:
     ) -> None:
         self._server, self._problem, self._lab, self._tell = looked.server, problem, laboratory, tell
         self._contests = [self._contest(pick) for pick in looked.picks]
-        self._known = len(laboratory.checks) + len(laboratory.layers)
+        self._known = len(laboratory.known.checks) + len(laboratory.known.layers)
         self.noise = NOISE_FLOOR
 
     @property
     def fresh(self) -> int:
         """What was measured in this run: launches, numbers and layers."""
         lab = self._lab
-        return lab.measured + len(lab.checks) + len(lab.layers) - self._known
+        return lab.measured + len(lab.known.checks) + len(lab.known.layers) - self._known
 
     def run(self) -> tuple[Entry, ...]:
         """Find what cannot run, then what is wrong, then what is slow."""
@@ -232,10 +234,10 @@ class _Measuring:
         numerics = []
         for target in _targets(m, contest.pair):
             checked = None
-            if (target.kernel, target.config) not in self._lab.failed:
-                checked = self._lab.check(target.kernel, m, target.config)
+            if (target.kernel, target.config) not in self._lab.known.failed:
+                checked = check_config(self._lab, target.kernel, m, target.config)
             if checked is None:
-                why = self._lab.failed.get(
+                why = self._lab.known.failed.get(
                     (target.kernel, target.config), "its numbers could not be compared"
                 )
                 return replace(entry, verdict=Verdict.CANNOT_RUN, why=f"{target.kernel}: {why}")
@@ -257,7 +259,7 @@ class _Measuring:
         if contest.default is None:
             return
         config = contest.default.up if kernel == "up" else contest.default.down
-        checked = self._lab.check(kernel, contest.pick.m, config)
+        checked = check_config(self._lab, kernel, contest.pick.m, config)
         if checked is not None and not checked.passed:
             raise MoetuneError(
                 f"at m={contest.pick.m} even the default computes wrong numbers here: nothing can be trusted",
@@ -274,12 +276,12 @@ class _Measuring:
         if default.up.block_size_m != default.down.block_size_m:
             return _Race(why="the server's default is no pair of one BLOCK_SIZE_M")
         if pair == default:
-            timed = self._lab.layer(m, (default, default), self._problem.routing, _ROUNDS)
+            timed = time_layer(self._lab, m, (default, default), self._problem.routing, _ROUNDS)
             return _Race(why="the layer failed: see the journal") if timed is None else _same(timed)
         contestants = (default, pair, default)
         main = self._problem.routing
-        uniform = self._lab.layer(m, contestants, main, _ROUNDS)
-        skewed = self._lab.layer(m, contestants, other_routing(main), _SKEWED_ROUNDS)
+        uniform = time_layer(self._lab, m, contestants, main, _ROUNDS)
+        skewed = time_layer(self._lab, m, contestants, other_routing(main), _SKEWED_ROUNDS)
         if uniform is None or skewed is None:
             return _Race(why="the layer failed: see the journal")
         return replace(
@@ -288,14 +290,14 @@ class _Measuring:
         )
 
     def _alone(self, m: int, pair: Pair) -> _Race:
-        timed = self._lab.layer(m, (pair,), self._problem.routing, _ROUNDS)
+        timed = time_layer(self._lab, m, (pair,), self._problem.routing, _ROUNDS)
         if timed is None:
             return _Race(why="the layer failed: see the journal")
         return _Race(file_us=statistics.median(timed.samples_us[0]), why="the default cannot run")
 
     def _failed(self, pair: Pair) -> bool:
         """Whether a pair cannot run as far as is known."""
-        return ("up", pair.up) in self._lab.failed or ("down", pair.down) in self._lab.failed
+        return ("up", pair.up) in self._lab.known.failed or ("down", pair.down) in self._lab.known.failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,64 @@
+"""The binaries of a problem's targets: which one a target launches, and which ones are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask, compile_task
+from moetune.domain.errors import ConfigFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from moetune.applications.targets import Target
+    from moetune.domain.problem import Problem
+    from moetune.servers.protocol import Server
+
+
+class Binaries:
+    """What the server would launch for the targets of one problem.
+
+    Args:
+        server: the release whose launches count.
+        problem: the problem.
+
+    Attributes:
+        compiled: binaries that are in the cache.
+    """
+
+    def __init__(self, server: Server, problem: Problem) -> None:
+        self._server, self._problem = server, problem
+        self._tasks: dict[Target, CompileTask] = {}
+        self.compiled: dict[CompileTask, CompileResult] = {}
+
+    def task_of(self, target: Target) -> CompileTask | str:
+        """The binary that a target launches, or why there is none."""
+        if target not in self._tasks:
+            try:
+                launch = self._server.launch(self._problem, target.kernel, target.config)
+            except ConfigFileError as error:
+                return error.message
+            kinds = self._server.launch_classes(
+                self._problem, target.kernel, (target.m,), launch.config.block_size_m
+            )
+            if not kinds:
+                return f"at m {target.m} the server runs a CUDA kernel, which moetune does not have"
+            task = compile_task(launch, self._problem, kinds[0])
+            if isinstance(task, str):
+                return task
+            self._tasks[target] = task
+        return self._tasks[target]
+
+    def forget(self, targets: Iterable[Target]) -> None:
+        """Keep nothing of targets that were given up."""
+        for target in targets:
+            self._tasks.pop(target, None)
+
+    def why_unusable(self, result: CompileResult) -> str:
+        """What keeps a compiled binary from being launched; empty where nothing does."""
+        if result.status is not CompileStatus.OK:
+            return f"{result.status.value}: {result.message}"
+        limit = self._problem.gpu.smem_optin_bytes
+        if limit is not None and (result.shared_bytes or 0) > limit:
+            return f"needs {result.shared_bytes} bytes of shared memory, a block can have {limit}"
+        return ""
