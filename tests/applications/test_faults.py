@@ -276,6 +276,19 @@ def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(tmp_path: Path) -> No
     assert len(machine.log("time")) == before + len(wanted) - known
 
 
+def test_a_compiler_without_room_ends_the_run_and_blames_no_candidate(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    measure(machine, targets(GOOD))
+    machine.set(faults={f"up {BAD}": "compiler without room"})
+    with pytest.raises(OutputError, match="cannot be written to .*cache: No space left") as caught:
+        measure(machine, targets(GOOD, BAD, OTHER))
+    assert "run the same command again" in str(caught.value.hint)
+    assert not journalled(machine, "failed")
+    machine.set(faults={})
+    laboratory = measure(machine, targets(GOOD, BAD, OTHER))
+    assert all(time_us is not None for time_us in laboratory.known.times.values())
+
+
 def test_a_worker_of_another_release_is_refused(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path, settings={"protocol": 99})
     with pytest.raises(MoetuneError, match="protocol 99"):

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from moetune.domain.problem import Kernel
 
 NOISE = 0.002
-COMPILER_FAULTS = {"compile abort", "compile hang", "compile failure", "too much shared memory"}
 
 
 class OutOfMemoryError(RuntimeError):
@@ -229,6 +228,8 @@ def compiler() -> None:
                 message="RuntimeError: PassManager::run failed",
                 noise="\x1b[31mmlir",
             )
+        if fault == "compiler without room":
+            result = CompileResult(CompileStatus.NO_ROOM, message="No space left on device")
         if fault == "too much shared memory":
             result = CompileResult(CompileStatus.OK, shared_bytes=400_000)
         say({"number": request["number"], "result": result.to_json()})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import resource
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import triton
@@ -112,6 +116,40 @@ def test_ptxas_says_why_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert result.status is CompileStatus.COMPILER_FAILURE
     assert "Insufficient registers (128)" in result.message
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_compiler_that_cannot_write_blames_no_config(tmp_path: Path) -> None:
+    request = {"number": 0, "depth": "binary", "task": task(bf16(16, 32, 64, 4, 2), 90).to_json()}
+    done = subprocess.run(
+        [sys.executable, "-m", "moetune.measure.compile"],
+        input=json.dumps(request) + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
+    )
+    _, answer = map(json.loads, done.stdout.splitlines())
+    assert answer["result"]["status"] == "no room"
+    assert answer["result"]["message"] == "File too large"
+
+
+def test_a_binary_that_a_full_disk_cut_short_is_not_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = compile_launch(task(bf16(16, 32, 64, 4, 2), 90), Depth.BINARY)
+    cubin = next((tmp_path / "cache").rglob("*.cubin"))
+    size = cubin.stat().st_size
+    os.truncate(cubin, size // 2)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0, f_frsize=4096))
+    cut = compile_launch(task(bf16(16, 32, 64, 4, 2), 90), Depth.BINARY)
+    assert (cut.status, cut.message) == (CompileStatus.NO_ROOM, "No space left on device")
+    monkeypatch.undo()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    again = compile_launch(task(bf16(16, 32, 64, 4, 2), 90), Depth.BINARY)
+    assert (again.status, again.registers) == (CompileStatus.OK, whole.registers)
+    assert cubin.stat().st_size == size
 
 
 @pytest.mark.parametrize(

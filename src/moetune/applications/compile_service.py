@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.compiling import CompilePool, CompileProcess, exit_text, longest_first
 from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask
-from moetune.domain.errors import MoetuneError
+from moetune.domain.errors import MoetuneError, OutputError
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class CompileBroken:
-    """No compiling process starts any more."""
+    """No compiling process starts any more, or none can write what it compiles."""
 
     error: MoetuneError
 
@@ -176,8 +176,24 @@ class CompileService:
                 self._failed_starts = 0
             elif process.task is not None:
                 task, process.task = process.task, None
-                self._report(Compiled(task, CompileResult.from_json(message["result"])))
+                self._end(task, CompileResult.from_json(message["result"]))
             self._give(process)
+
+    def _end(self, task: CompileTask, result: CompileResult) -> None:
+        if result.status is not CompileStatus.NO_ROOM:
+            self._report(Compiled(task, result))
+            return
+        with self._lock:
+            self._heap.clear()
+        self._report(
+            CompileBroken(
+                OutputError(
+                    f"compiled kernels cannot be written to {printable(str(self._cache), 400)}: "
+                    f"{result.message}",
+                    "what was measured so far is kept: make room and run the same command again",
+                )
+            )
+        )
 
     def _kill_overdue(self) -> None:
         now = time.monotonic()

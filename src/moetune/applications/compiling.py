@@ -248,7 +248,10 @@ class _Run:
                 worker.greeted = True
                 self._failed_starts = 0
             elif worker.task is not None:
-                self._found[worker.task] = CompileResult.from_json(message["result"])
+                result = CompileResult.from_json(message["result"])
+                if result.status is CompileStatus.NO_ROOM:
+                    result = _not_checked(f"the compiler cannot write to {self._folder}: {result.message}")
+                self._found[worker.task] = result
                 worker.task = None
             if self._waiting:
                 worker.give(self._waiting.popleft(), self._pool.depth, self._pool.seconds_each)

@@ -38,6 +38,8 @@ class CompileStatus(str, Enum):
     """The compiling process died."""
     TIMED_OUT = "timed out"
     NOT_CHECKED = "not checked"
+    NO_ROOM = "no room"
+    """The compiler's folder is full or cannot be written: no fault of the config."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ Whatever the compiler prints goes into the result and not to stdout.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
+from triton.runtime.cache import get_cache_manager
 
 from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask, Depth
 from moetune.domain.kernel_format import Scales
@@ -41,6 +44,10 @@ _MESSAGE_CHARACTERS = 300
 _NOISE_CHARACTERS = 600
 _NOISE_BYTES = 1 << 16
 """How much of the beginning, and of the end, of the compiler's output is looked at."""
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+_LEAST_FREE_BYTES = 1 << 20
+"""With less, what the compiler leaves may be cut short, and ptxas does not say so."""
 
 _STATUS_OF_ERROR = {
     # What Triton's front end says of the config.
@@ -76,6 +83,8 @@ def compile_launch(task: CompileTask, depth: Depth) -> CompileResult:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
+    if (reason := _no_room(error)) is not None:
+        return {"status": CompileStatus.NO_ROOM, "message": printable(reason, _MESSAGE_CHARACTERS)}
     names = (kind.__name__ for kind in type(error).__mro__)
     status = next(
         (_STATUS_OF_ERROR[name] for name in names if name in _STATUS_OF_ERROR),
@@ -86,6 +95,18 @@ def _failure(error: Exception) -> dict[str, Any]:
     reason = next((line for line in lines if " fatal " in line), lines[-1])
     text = f"{type(error).__name__}: {reason}"
     return {"status": status, "message": printable(text, _MESSAGE_CHARACTERS)}
+
+
+def _no_room(error: Exception) -> str | None:
+    """What keeps the compiler from writing, where that is why it failed."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return os.strerror(error.errno)
+    folder = os.environ.get("TRITON_CACHE_DIR", tempfile.gettempdir())
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return os.strerror(errno.ENOSPC) if found.f_bavail * found.f_frsize < _LEAST_FREE_BYTES else None
 
 
 def _gist(noise: str) -> str:
@@ -208,7 +229,12 @@ def _to_binary(task: CompileTask) -> dict[str, Any]:
     kernel = triton.compile(
         kernel_source(task), target=GPUTarget("cuda", task.arch, WARP), options=_options(task)
     )
-    used = cubin_resources(kernel.asm["cubin"])
+    try:
+        used = cubin_resources(kernel.asm["cubin"])
+    except ValueError:
+        # Cut short on a full disk: it must not be found again.
+        shutil.rmtree(get_cache_manager(kernel.hash).cache_dir, ignore_errors=True)
+        raise
     return {
         "status": CompileStatus.OK,
         "shared_bytes": kernel.metadata.shared,
