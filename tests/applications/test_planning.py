@@ -61,6 +61,16 @@ def test_the_layer_and_how_it_is_sharded() -> None:
     assert answer.gpus[0].device_name == "NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition"
 
 
+def test_a_sum_over_topk_in_the_kernel_is_another_problem() -> None:
+    flag = {"enable_fused_moe_sum_all_reduce": True}
+    summed, plain = (plan(tp=4, **fields).gpus[0] for fields in (flag, {}))
+    assert summed.problem is not None
+    assert (summed.problem.flags, plain.problem and plain.problem.flags) == (("fused_sum",), ())
+    assert summed.to_json()["fingerprint"] != plain.to_json()["fingerprint"]
+    with pytest.raises(ServerError, match="vLLM has no --enable-fused-moe-sum-all-reduce"):
+        plan(tp=4, server="vllm", assume_triton=True, **flag)
+
+
 def test_two_files_with_the_places_in_order_for_sglang_and_one_for_vllm() -> None:
     up, down = plan(tp=4, server="sglang").gpus[0].files
     assert (

@@ -348,6 +348,7 @@ TEXTS = st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=126), 
             "deterministic": st.booleans(),
             "disable_shared_experts_fusion": st.booleans(),
             "lora": st.booleans(),
+            "enable_fused_moe_sum_all_reduce": st.booleans(),
             "server_environment": st.dictionaries(
                 st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), st.text("ab =;'", max_size=6), max_size=2
             ),

@@ -43,6 +43,11 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
         True,
     ),
     "lora": (["--lora"], "lora", True),
+    "enable_fused_moe_sum_all_reduce": (
+        ["--enable-fused-moe-sum-all-reduce"],
+        "enable_fused_moe_sum_all_reduce",
+        True,
+    ),
     "server_env": (
         ["--server-env", "A=b=c", "--server-env", "D="],
         "server_environment",

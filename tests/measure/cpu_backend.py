@@ -12,7 +12,7 @@ import torch
 
 from moetune.measure import layer, timing, worker
 from moetune.measure.protocol import DeviceFacts
-from tests.measure.interpreted import _multiply_bf16_as_numbers
+from tests.measure.interpreted import patch_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class CpuBackend(layer.GpuBackend):
 
 
 def main() -> None:
-    _multiply_bf16_as_numbers()
+    patch_interpreter()
     cuda: Any = torch.cuda
     cuda.synchronize = cuda.empty_cache = lambda: None
     cuda.mem_get_info = lambda _: (1 << 40, 1 << 40)

@@ -31,6 +31,7 @@ class Case:
         weight: type of the weights where it is not that of the activations: `i8`, or `u4` and `u8` in groups.
         group_size: weights along K that share a scale.
         zero_point: groups have a zero point of their own.
+        summed: the kernel adds up the topk results of each token.
     """
 
     kernel: str = "up"
@@ -51,6 +52,7 @@ class Case:
     weight: str = ""
     group_size: int = 0
     zero_point: bool = False
+    summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,42 @@ def _multiply_bf16_as_numbers() -> None:
     InterpreterBuilder.create_si_to_fp = to_bf16_by_float32
 
 
-def _main() -> None:
+def _add_bf16_atomically() -> None:
+    """Triton 3.6's interpreter has no atomic addition of bf16. One program runs after the other there.
+
+    Added in fp32 and rounded to nearest, as sm_90 does.
+    """
+    import numpy as np
+    import torch
+    from triton.language import bfloat16
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _interpreter
+
+    create_atomic_rmw = InterpreterBuilder.create_atomic_rmw
+
+    def numbers(words: Any) -> torch.Tensor:
+        return torch.from_numpy((words.astype(np.uint32) << 16).view(np.float32).copy())
+
+    def patched(self: Any, operation: Any, pointer: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if value.dtype.scalar != bfloat16:
+            return create_atomic_rmw(self, operation, pointer, value, mask, *rest)
+        meant = pointer.data[mask.data]
+        assert np.unique(meant).size == meant.size, "one tile adds twice to one place"
+        before = _interpreter.load(pointer.data, mask.data, np.zeros_like(value.data), value.data.dtype)
+        total = (numbers(before) + numbers(value.data)).to(torch.bfloat16)
+        _interpreter.store(pointer.data, total.view(torch.int16).numpy().view(value.data.dtype), mask.data)
+        return TensorHandle(before, bfloat16)
+
+    InterpreterBuilder.create_atomic_rmw = patched
+
+
+def patch_interpreter() -> None:
+    """Make up for what Triton 3.6's interpreter does not do with bf16."""
     _multiply_bf16_as_numbers()
+    _add_bf16_atomically()
+
+
+def _main() -> None:
+    patch_interpreter()
     from tests.measure.made_up import run_case
 
     cases = json.load(sys.stdin)

@@ -13,7 +13,7 @@ from moetune.domain.launch import Launch
 from moetune.measure.alignment import ELSEWHERE, align
 from moetune.measure.dequantizing_kernel import run_dequantizing_gemm
 from moetune.measure.kernels import run_grouped_gemm
-from moetune.measure.reference import grouped_gemm, relative_error
+from moetune.measure.reference import grouped_gemm, relative_error, summed
 from tests.measure.interpreted import Case, Outcome
 
 _TYPES = {
@@ -123,7 +123,9 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
     bias = normal(case.experts, case.n).to(output).to(device) * 10 if case.bias else None
     slot_weights = torch.rand(slots, generator=random).to(device)
 
-    buffer, out = _poisoned(slots, case.n, output, device)
+    buffer, out = _poisoned(case.tokens if case.summed else slots, case.n, output, device)
+    if case.summed:
+        out.zero_()
     m, n, k, group = case.config
     launch = Launch(
         kernel="up" if up else "down",
@@ -132,6 +134,7 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
         b_bits=8 * weights.element_size(),
         block_k=case.block,
         swap_ab=case.swap_ab,
+        sum_topk=case.topk if case.summed else 0,
     )
     run_grouped_gemm(
         launch,
@@ -158,7 +161,7 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
         weight_scales=weight_scales,
         block_shape=(case.block, case.block) if case.block else None,
     )
-    return _outcome(buffer, out, expected)
+    return _outcome(buffer, out, summed(expected, case.topk) if case.summed else expected)
 
 
 def _outcome(buffer: torch.Tensor, out: torch.Tensor, expected: torch.Tensor) -> Outcome:

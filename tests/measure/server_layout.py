@@ -24,7 +24,7 @@ from moetune.measure.kernels import run_grouped_gemm
 from moetune.measure.operands import Operand, OperandMaker
 from moetune.measure.reference import relative_error
 from moetune.servers.registry import open_server
-from tests.measure.interpreted import _multiply_bf16_as_numbers
+from tests.measure.interpreted import patch_interpreter
 from tests.measure.server_kernels import load_kernel
 from tests.measure.test_worker import SMALL
 
@@ -113,7 +113,7 @@ def _ours(kind: KernelFormat, problem: Problem, x: Operand, w: Operand, slots: t
 
 def main() -> None:
     """Print the errors."""
-    _multiply_bf16_as_numbers()
+    patch_interpreter()
     package, version, folder = sys.argv[1:]
     kernels = {
         grouped: load_kernel(package, version, Path(folder), name)

@@ -11,10 +11,12 @@ from moetune.domain.config import KernelConfig
 from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.measure.protocol import CheckTask, LayerPair, LayerTask, TimeTask, Workload
+from moetune.measure.tolerance import sum_factor
 from tests.applications.fake_machine import PROBLEM
 from tests.measure.made_up import run_case
 from tests.measure.test_formats import CORRECT, limit_of
 from tests.measure.test_gpu import answers, binary
+from tests.measure.test_summed import SUMMED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +36,14 @@ def test_every_format_is_right_on_the_gpu(name: str) -> None:
     assert outcome.untouched
 
 
+@pytest.mark.parametrize("name", SUMMED)
+def test_every_sum_over_topk_is_right_on_the_gpu(name: str) -> None:
+    case = SUMMED[name]
+    outcome = run_case(case, "cuda")
+    assert outcome.relative_error <= limit_of(case) * sum_factor(case.topk)
+    assert outcome.untouched
+
+
 def _problem(dtype: Dtype, **rest: Any) -> Problem:
     return replace(PROBLEM, K=2048, N=512, file_n=512, quantization=Quantization(dtype, "made", **rest))
 
@@ -49,12 +59,19 @@ PROBLEMS = {
     "int4": _problem(Dtype.INT4_W4A16, group_size=128),
     "int4 with zero points": _problem(Dtype.INT4_W4A16, group_size=64, zero_point=True),
 }
+SUMMING = {
+    "bf16, summed": replace(PROBLEM, K=2048, N=512, file_n=512, flags=("fused_sum",)),
+    **{
+        f"{name}, summed": replace(PROBLEMS[name], flags=("fused_sum",))
+        for name in ("fp8 by tensor", "int8 by block")
+    },
+}
 CONFIGS = (KernelConfig(16, 64, 128, 1, 4, 4), KernelConfig(64, 64, 128, 8, 4, 3))
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", PROBLEMS | SUMMING)
 def test_every_format_is_measured(name: str, tmp_path: Path) -> None:
-    problem, ms = PROBLEMS[name], (1, 64, 1024)
+    problem, ms = (PROBLEMS | SUMMING)[name], (1, 64, 1024)
     tasks = {(k, m, c): binary(problem, k, m, c) for k in KERNELS for m in ms for c in CONFIGS}
     pairs = [
         (m, LayerPair(tasks["up", m, config], tasks["down", m, config])) for m in ms for config in CONFIGS[:1]

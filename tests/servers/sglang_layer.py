@@ -86,7 +86,7 @@ class Layer:
     def __call__(self, *, m: int, topk: int, weights: Weights) -> list[Launched]:
         """Run m tokens; the launches of the up and of the down kernel."""
         self.launches.clear()
-        hidden = torch.zeros((m, weights.K), dtype=torch.bfloat16)
+        hidden = torch.ones((m, weights.K), dtype=torch.bfloat16)
         self.namespace["fused_experts_impl"](
             hidden,
             weights.w1,
@@ -178,7 +178,8 @@ def _answers(world: World, capability: tuple[int, int]) -> dict[str, Any]:
     def scaled(rows: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
         return rows.to(torch.float8_e4m3fn), torch.zeros(1)
 
-    arguments = Stub(enable_deterministic_inference=world.deterministic)
+    sums = Stub(enable_fused_moe_sum_all_reduce=world.fused_sum)
+    arguments = Stub(enable_deterministic_inference=world.deterministic, **vars(sums))
     return {
         "is_cuda": lambda: not world.hip,
         "is_hip": lambda: world.hip,
@@ -187,6 +188,8 @@ def _answers(world: World, capability: tuple[int, int]) -> dict[str, Any]:
         "is_batch_invariant_mode_enabled": lambda: world.deterministic,
         "get_moe_padding_size": lambda _: 0,
         "get_global_server_args": lambda: arguments,
+        "get_server_args": lambda: arguments,
+        "get_exec": lambda: Stub(moe=sums, deterministic=arguments),
         "sglang_per_token_group_quant_fp8": quantized,
         "per_token_group_quant_fp8": quantized,
         "per_token_group_quant": lambda rows, group_size, **_: quantized(rows, group_size),

@@ -78,6 +78,7 @@ class World:
         hip: ROCm.
         smem_optin_bytes: what CUDA answers; None: it has no such property.
         deterministic: `--enable-deterministic-inference`.
+        fused_sum: `--enable-fused-moe-sum-all-reduce`.
         folder: where the module lies; its `configs/` is the package's.
     """
 
@@ -86,6 +87,7 @@ class World:
     hip: bool = False
     smem_optin_bytes: int | None = 232_448
     deterministic: bool = False
+    fused_sum: bool = False
     folder: str = "/nowhere"
 
 

@@ -489,7 +489,7 @@ def test_a_command_of_sglang_is_read() -> None:
     command = (
         "python -m sglang.launch_server --model-path org/model --tp=8 --ep-size 8 --port 31000 "
         "--host 0.0.0.0 --moe-runner-backend triton --enable-deterministic-inference "
-        "--chunked_prefill_size 4096"
+        "--chunked_prefill_size 4096 --enable-fused-moe-sum-all-reduce"
     )
     facts = read_command("sglang", command.split(), {"SGLANG_USE_AITER": "1", "GONE": ""}, "0.5.23")
     assert facts.model == "org/model"
@@ -497,6 +497,7 @@ def test_a_command_of_sglang_is_read() -> None:
     assert (facts.port, facts.host, facts.prefill_chunk) == (31000, "0.0.0.0", 4096)
     assert facts.options.moe_runner_backend == "triton"
     assert facts.options.deterministic
+    assert facts.options.fused_moe_sum
     assert facts.options.environment == {"SGLANG_USE_AITER": "1"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from moetune.servers.sglang import SGLang, open_sglang
 from moetune.servers.sglang.releases import rules_of
 from tests.servers.sglang_layer import Launched, Layer, Weights, load_layer, weights
 from tests.servers.sglang_loader import World
+from tests.servers.sglang_problems import layer, shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,8 +75,9 @@ class Bench:
         path.write_text(json.dumps(table))
         return path
 
-    def layer(self) -> Layer:
-        world = World(self.problem.gpu.torch_name, "3.6.0", smem_optin_bytes=None, folder=str(self.root))
+    def layer(self, *, fused_sum: bool = False) -> Layer:
+        name, root = self.problem.gpu.torch_name, str(self.root)
+        world = World(name, "3.6.0", smem_optin_bytes=None, folder=root, fused_sum=fused_sum)
         return load_layer(self.version, world, self.capability, self.sources)
 
     def run(self, m: int) -> list[Launched] | str:
@@ -201,6 +204,28 @@ def test_one_token_to_one_expert_is_a_class_of_its_own(version: str) -> None:
     assert first.num_valid_tokens_is_one
     assert first.ms == (1,)
     assert not any(kind.num_valid_tokens_is_one for kind in others)
+
+
+@pytest.mark.parametrize("version", [v for v in VERSIONS if rules_of(v).at_least((0, 5, 10))])
+def test_the_sum_over_topk_is_the_wheels(version: str, tmp_path: Path) -> None:
+    """Which kernel sums, over how many, and into an output that was set to zero."""
+    entry = random_entry(random.Random(2), tma=False)
+    for kind, topk, flag in itertools.product(KINDS, (2, 3, 8), (False, True)):
+        bench = Bench(version, kind, (9, 0), tmp_path / f"{kind}-{topk}-{flag}")
+        bench.write("up", {"8": entry})
+        launched = bench.layer(fused_sum=flag)(m=17, topk=topk, weights=WEIGHTS[kind])
+        checkpoint = layer(E, N, topk, quantization=KINDS[kind])
+        problem = shard(checkpoint, options=ServerOptions(fused_moe_sum=flag), version=version)
+        problem = replace(problem, K=K)
+        assert problem.flags == (("fused_sum",) if flag and topk > 2 and kind != "int4" else ())
+        for kernel, one in zip(KERNELS, launched, strict=True):
+            expected = bench.server.launch(problem, kernel, KernelConfig.from_json(entry, "entry"))
+            sums = bool(one.arguments.get("FUSE_SUM_ALL_REDUCE"))
+            assert expected.sum_topk == (one.arguments["ROUTER_TOPK"] if sums else 0), (kind, topk, kernel)
+            if sums:
+                assert kernel == "down"
+                assert one.arguments["c_ptr"].shape == (17, K)
+                assert not one.arguments["c_ptr"].any(), "SGLang sets the output to zero before"
 
 
 ENTRY = {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 8}

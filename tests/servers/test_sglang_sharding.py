@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.errors import ShardingError
+from moetune.domain.errors import ServerError, ShardingError
 from moetune.domain.problem import Parallelism
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.servers.protocol import ServerOptions
@@ -149,3 +149,44 @@ def test_what_is_sharded_adds_up_again_and_what_is_refused_names_sizes_that_fit(
     else:
         assert problem.E * ep == groups * 16
         assert problem.N * (tp // ep) == intermediate
+
+
+SUMS = ServerOptions(fused_moe_sum=True)
+
+
+@pytest.mark.parametrize(
+    ("topk", "quantization", "expected"),
+    [
+        (8, Quantization(), True),
+        (3, FP8_BLOCK, True),
+        (2, Quantization(), False),
+        (8, Quantization(Dtype.INT8_W8A8, "w8a8_int8", per_channel=True), True),
+        (8, Quantization(Dtype.INT8_W8A16, "moe_wna16", group_size=128), False),
+        (8, Quantization(Dtype.INT4_W4A16, "moe_wna16", group_size=128), False),
+    ],
+)
+def test_the_flag_that_sums_over_topk_is_part_of_the_problem_where_it_changes_the_kernel(
+    topk: int, quantization: Quantization, expected: bool
+) -> None:
+    checkpoint = layer(topk=topk, quantization=quantization)
+    assert ("fused_sum" in shard(checkpoint, options=SUMS).flags) is expected
+    assert "fused_sum" not in shard(checkpoint).flags
+
+
+def test_a_fused_shared_expert_counts_among_those_that_are_summed() -> None:
+    checkpoint = layer(256, 2048, 2, "DeepseekV3ForCausalLM", num_shared_experts=1)
+    assert "fused_sum" in shard(checkpoint, options=SUMS).flags
+    unfused = replace(SUMS, disable_shared_experts_fusion=True)
+    assert "fused_sum" not in shard(checkpoint, options=unfused).flags
+
+
+def test_a_sum_that_a_release_lacks_or_gets_wrong_is_refused() -> None:
+    with pytest.raises(ServerError, match=r"SGLang 0\.5\.9 has no --enable-fused-moe-sum-all-reduce"):
+        shard(layer(), options=SUMS, version="0.5.9")
+    assert shard(layer(), options=SUMS, version="0.5.10").flags == ("fused_sum",)
+    parallel = Parallelism(tp=4, ep=4)
+    with pytest.raises(ServerError, match="outside the output"):
+        shard(layer(), parallel, options=SUMS, version="0.5.22")
+    # What is not summed is not wrong either.
+    assert shard(layer(topk=2), parallel, options=SUMS, version="0.5.22").flags == ()
+    assert shard(layer(), parallel, options=SUMS, version="0.5.23").flags == ("fused_sum",)

@@ -73,6 +73,7 @@ class Request:
         deterministic: deterministic inference or batch invariance is on.
         disable_shared_experts_fusion: SGLang's flag of that name.
         lora: LoRA is on.
+        enable_fused_moe_sum_all_reduce: SGLang's flag of that name.
         server_environment: variables of the server that choose a runner.
         flashinfer: whether flashinfer can be imported there; None assumes what the server pins.
         assume_triton: go on although the runner is not known to be the Triton kernel.
@@ -105,6 +106,7 @@ class Request:
     deterministic: bool = False
     disable_shared_experts_fusion: bool = False
     lora: bool = False
+    enable_fused_moe_sum_all_reduce: bool = False
     server_environment: Mapping[str, str] = field(default_factory=dict)
     flashinfer: bool | None = None
     assume_triton: bool = False
@@ -169,6 +171,7 @@ class Request:
             deterministic=self.deterministic,
             disable_shared_experts_fusion=self.disable_shared_experts_fusion,
             enable_lora=self.lora,
+            fused_moe_sum=self.enable_fused_moe_sum_all_reduce,
             environment=dict(self.server_environment),
             flashinfer=self.flashinfer,
         )

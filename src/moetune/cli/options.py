@@ -55,6 +55,11 @@ REQUEST = (
     click.option("--disable-shared-experts-fusion", is_flag=True, help="SGLang's flag of that name."),
     click.option("--lora", is_flag=True, help="LoRA is on."),
     click.option(
+        "--enable-fused-moe-sum-all-reduce",
+        is_flag=True,
+        help="SGLang's flag of that name: the down kernel sums over topk.",
+    ),
+    click.option(
         "--server-env", metavar="NAME=VALUE", multiple=True, help="A variable of the server; repeatable."
     ),
     click.option(

@@ -30,6 +30,8 @@ class Launch:
         integers: the operands of the dot are integers (int8 w8a8).
         grouped: weights have a scale for each group along K, and another kernel converts them
             (`fused_moe_kernel_gptq_awq` of both servers).
+        sum_topk: experts a token goes to where the kernel adds their results into one row of an output of
+            zeros, by atomic additions; 0: each slot has a row of its own.
     """
 
     kernel: Kernel
@@ -42,6 +44,7 @@ class Launch:
     pdl: bool = False
     integers: bool = False
     grouped: bool = False
+    sum_topk: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from moetune.measure.alignment import ELSEWHERE
 from moetune.measure.dequantizing_kernel import run_dequantizing_gemm
 from moetune.measure.kernels import run_grouped_gemm
 from moetune.measure.operands import Operand, OperandMaker
-from moetune.measure.reference import grouped_gemm
+from moetune.measure.reference import grouped_gemm, summed
+from moetune.measure.server_kernel import run_server_kernel
 
 if TYPE_CHECKING:
     from moetune.domain.compilation import CompileTask
@@ -61,6 +62,15 @@ class Data:
             self.biases[kernel] = self.maker.normal(problem.E, gemm.n, self.output) if problem.bias else None
         self.slot_weights = torch.rand(slots, generator=self._generator, device=device) + 0.1
 
+    def output_rows(self, task: CompileTask, m: int) -> torch.Tensor:
+        """The rows that a binary writes at m: one for each slot, or for each token."""
+        return self.outputs[task.launch.kernel][: m if task.launch.sum_topk else m * self.problem.topk]
+
+    def clear(self, task: CompileTask, m: int) -> None:
+        """Set to zero what a binary adds to; a server does so before each launch of such a kernel."""
+        if task.launch.sum_topk:
+            self.output_rows(task, m).zero_()
+
     def launch(
         self,
         task: CompileTask,
@@ -70,12 +80,24 @@ class Data:
         x: Operand | None = None,
         slot_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Launch a binary at m; the output's rows."""
+        """Launch a binary at m, after `clear`; the output's rows."""
         kernel, slots = task.launch.kernel, m * self.problem.topk
         given = x or self.inputs[kernel].rows(m if kernel == "up" else slots)
         weights = self.weights[kernel][copy % len(self.weights[kernel])]
-        out = self.outputs[kernel][:slots]
+        out = self.output_rows(task, m)
         routing_weights = self.slot_weights[:slots] if slot_weights is None else slot_weights
+        if task.kernel_file is not None:
+            run_server_kernel(
+                task,
+                self.problem,
+                given,
+                weights,
+                out,
+                alignment,
+                slot_weights=routing_weights,
+                bias=self.biases[kernel],
+            )
+            return out
         if task.grouped:
             assert weights.scales is not None
             run_dequantizing_gemm(
@@ -108,15 +130,13 @@ class Data:
         )
         return out
 
-    def activated(self, m: int) -> Operand:
-        """What stands between the kernels: gated activation, and quantization where there is one."""
+    def activated(self, m: int) -> torch.Tensor:
+        """What stands between the kernels, but for quantization."""
         wide = self.outputs["up"][: m * self.problem.topk]
         if self.problem.gated:
             gate, up = wide.chunk(2, dim=1)
-            narrow = torch.nn.functional.silu(gate) * up
-        else:
-            narrow = torch.nn.functional.silu(wide)
-        return self.maker.quantized(narrow)
+            return torch.nn.functional.silu(gate) * up
+        return torch.nn.functional.silu(wide)
 
     def reference(self, task: CompileTask, m: int, experts: torch.Tensor) -> torch.Tensor:
         """The result of a launch in fp32, made expert by expert: weights are large."""
@@ -138,4 +158,4 @@ class Data:
                 slot_weights=self.slot_weights[slots] if kernel == "down" else None,
                 bias=None if bias is None else bias[expert : expert + 1],
             )
-        return result
+        return summed(result, task.launch.sum_topk) if task.launch.sum_topk else result

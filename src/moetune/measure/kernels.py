@@ -56,10 +56,18 @@ def store_tile(y_ptr, tile, slot, is_slot, column, N, y_stride):
 
 
 @triton.jit
+def add_tile(y_ptr, tile, row, is_slot, column, N, y_stride):
+    """Add the rows of a tile to rows that other tiles add to as well, rounded to the output's type before."""
+    y_ptrs = y_ptr + row[:, None] * y_stride + column[None, :]
+    mask = is_slot[:, None] & (column < N)[None, :]
+    tl.atomic_add(y_ptrs, tile.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def moe_grouped_gemm(
     x_ptr,  # [R, K] activations; R is M for up (top_k slots share a row), S for down (top_k 1)
     w_ptr,  # [E, N, K] weights
-    y_ptr,  # [S, N] output, in the order of the slots
+    y_ptr,  # [S, N] output, in the order of the slots; [S / sum_topk, N] zeros to add to
     bias_ptr,  # [E, N], or None
     x_scale_ptr,  # fp32: [R, K / block_k] block scales, [R] by row, [1] for all; None: not quantized
     w_scale_ptr,  # fp32: [E, N / block_n, K / block_k] block scales, [E, N] by channel, [E]; None
@@ -85,6 +93,7 @@ def moe_grouped_gemm(
     block_k: tl.constexpr,  # columns of the activations that share a scale, 0 without
     channel_scales: tl.constexpr,  # without block scales: a scale for each row and each column, not for all
     multiply_slot_weight: tl.constexpr,
+    sum_topk: tl.constexpr,  # slots that are added into one row of the output; 0: each has its own
     even_k: tl.constexpr,  # K is a multiple of BLOCK_SIZE_K
     swap_ab: tl.constexpr,  # compute the transposed dot: weights as the left operand
     pdl: tl.constexpr,  # launched with programmatic dependent launch
@@ -102,6 +111,8 @@ def moe_grouped_gemm(
     With block scales the sum over each K tile is multiplied by one activation scale a row and one
     weight scale a column: BLOCK_SIZE_K has to divide block_k, or the scales of all but the first
     group of a tile are not applied. That is the servers' behaviour too, so it is not asserted here.
+
+    With `sum_topk` the rows of a token's slots are added up in the output, in any order.
 
     Other scales come after the sum. They are loaded before it, and 8-bit floats and converted weights are
     added within the dot, integers outside of it, as the servers do: it decides about registers and speed.
@@ -126,10 +137,10 @@ def moe_grouped_gemm(
 
     expert = tl.load(tile_expert_ptr + row_tile).to(tl.int64)
     if expert == -1:
-        # The sum over the experts of a token reads every slot.
-        store_tile(
-            y_ptr, tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32), slot, is_slot, column, N, y_stride
-        )
+        # The sum over the experts of a token reads every slot, where it is not made here.
+        if sum_topk == 0:
+            zeros = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+            store_tile(y_ptr, zeros, slot, is_slot, column, N, y_stride)
         return
 
     # Columns past N wrap around instead of being masked: no predicate in the loop.
@@ -214,7 +225,10 @@ def moe_grouped_gemm(
         total += tl.load(bias_ptr + expert * bias_stride + w_column)[None, :].to(tl.float32)
     if multiply_slot_weight:
         total *= tl.load(slot_weight_ptr + slot, mask=is_slot, other=0.0)[:, None]
-    store_tile(y_ptr, total, slot, is_slot, column, N, y_stride)
+    if sum_topk > 0:
+        add_tile(y_ptr, total, slot // sum_topk, is_slot, column, N, y_stride)
+    else:
+        store_tile(y_ptr, total, slot, is_slot, column, N, y_stride)
 
     if pdl and not pdl_early:
         tl.extra.cuda.gdc_launch_dependents()
@@ -242,7 +256,7 @@ def run_grouped_gemm(
         launch: config, kernel (`down` multiplies by the routing weights), block scales, swap_ab, PDL.
         x: `[R, K]` activations.
         weights: `[E, N, K]`.
-        out: `[S, N]`.
+        out: `[S, N]`; where the launch sums over topk `[S / topk, N]` of zeros.
         alignment: slots sorted by expert for the config's BLOCK_SIZE_M.
         top_k: slots that share a row of x.
         slot_weights: `[S]` fp32 routing weights.
@@ -273,7 +287,7 @@ def run_grouped_gemm(
         columns,
         k,
         alignment.padded_length,
-        out.shape[0],
+        out.shape[0] * (launch.sum_topk or 1),
         x.stride(0),
         weights.stride(0),
         weights.stride(1),
@@ -311,6 +325,7 @@ def kernel_constants(
         "block_k": launch.block_k,
         "channel_scales": channel_scales,
         "multiply_slot_weight": launch.kernel == "down",
+        "sum_topk": launch.sum_topk,
         "even_k": k % config.block_size_k == 0,
         "swap_ab": launch.swap_ab,
         "pdl": launch.pdl,

@@ -95,6 +95,17 @@ def padded_length_like(slots: int, experts: int, task: CompileTask) -> int:
     return length + 4 if length % _DIVISOR == 0 else length
 
 
+def aligned_for(task: CompileTask, problem: Problem, experts: torch.Tensor) -> Alignment:
+    """The slots of a routing as a binary wants them: sorted, or each alone."""
+    size, slots = task.launch.config.block_size_m, experts.numel()
+    if task.slots_alone:
+        return each_alone(experts, size)
+    length = padded_length_like(slots, problem.E, task)
+    if task.kernel_file is not None:
+        length = max(length, longest_covered(task, problem, slots // problem.topk))
+    return align(experts, problem.E, size, length=length)
+
+
 def check_class(task: CompileTask, problem: Problem, m: int) -> None:
     """Refuse a binary that m would not launch: it would be compiled here, and the time would be another's.
 
@@ -242,6 +253,7 @@ class GpuBackend:
         alignments = self._alignments(task, m, routed)
 
         def launch(number: int) -> None:
+            data.clear(task, m)
             data.launch(task, m, alignments[number], number % routed.circle.copies)
             self._separator().add_(1)
 
@@ -288,6 +300,7 @@ class GpuBackend:
         experts = self._routings.draw(task.m, data.problem.routing, generator)
         alignment = self._align(binary, experts)
         data.outputs[binary.launch.kernel].fill_(float("nan"))
+        data.clear(binary, task.m)
         out = data.launch(binary, task.m, alignment, 0)
         torch.cuda.synchronize()
         expected = data.reference(binary, task.m, experts)
@@ -435,13 +448,7 @@ class GpuBackend:
         return self._aligned[key]
 
     def _align(self, task: CompileTask, experts: torch.Tensor) -> Alignment:
-        problem, size = self._opened().problem, task.launch.config.block_size_m
-        if task.slots_alone:
-            return each_alone(experts, size)
-        length = padded_length_like(experts.numel(), problem.E, task)
-        if task.kernel_file is not None:
-            length = max(length, longest_covered(task, problem, experts.numel() // problem.topk))
-        return align(experts, problem.E, size, length=length)
+        return aligned_for(task, self._opened().problem, experts)
 
     def _layer_launch(
         self, data: Data, up: CompileTask, down: CompileTask, m: int, routed: Routed, source: torch.Tensor
@@ -453,7 +460,10 @@ class GpuBackend:
         def launch(number: int) -> None:
             alignment = self._align(up, routed.experts[number])
             data.launch(up, m, alignment, number % routed.circle.copies, data.maker.quantized(source))
-            data.launch(down, m, alignment, number, data.activated(m))
-            data.outputs["down"][:slots].view(m, data.problem.topk, -1).sum(1)
+            narrow = data.activated(m)
+            data.clear(down, m)
+            data.launch(down, m, alignment, number, data.maker.quantized(narrow))
+            if not down.launch.sum_topk:
+                data.outputs["down"][:slots].view(m, data.problem.topk, -1).sum(1)
 
         return launch

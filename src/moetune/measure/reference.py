@@ -114,6 +114,11 @@ def grouped_gemm(
     return result
 
 
+def summed(result: torch.Tensor, topk: int) -> torch.Tensor:
+    """The results of each token's topk slots added up: `[S, N]` to `[S / topk, N]`."""
+    return result.view(-1, topk, result.shape[1]).sum(1)
+
+
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference over the norm of what is expected; NaN in the result stays NaN."""
     difference = (result.double() - expected.double()).norm()

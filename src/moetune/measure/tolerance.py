@@ -6,12 +6,15 @@ fp32 sum. A bf16 has 8 bits: rounded to nearest that is 1.7e-3, cut off, as Trit
 3.4e-3. An fp16 has 11 bits: an eighth of it. The sums of fp8 products, which Hopper's tensor cores keep
 in fewer than 32 bits within one tile, stay below the rounding of the output; without block scales they
 stay there from the first tile to the last, as in the servers, and twice as much is allowed. Products of
-int8 are exact. Weights that are dequantized are rounded once more, to the type of the activations,
+int8 are exact. Where the kernel adds the topk results of a token in the output's type, each addition
+rounds: of n results of one size the i-th sum has a variance of i, and all roundings together that of
+(n + 1) / 2 results more. Weights that are dequantized are rounded once more, to the type of the activations,
 before the dot; both roundings cut off may add up.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from moetune.domain.kernel_format import Scales
@@ -31,6 +34,11 @@ def relative_error_limit(operand_type: str, scales: Scales) -> float:
     return RELATIVE_ERROR[operand_type] * (2 if twice else 1)
 
 
+def sum_factor(topk: int) -> float:
+    """How much larger the error gets where the kernel adds topk results in the output's type; 0: no sum."""
+    return math.sqrt(1 + (topk + 1) / 2) if topk else 1.0
+
+
 def tolerance_of(task: CompileTask) -> float:
     """The largest relative error of a binary."""
-    return relative_error_limit(task.operand_type, task.scales)
+    return relative_error_limit(task.operand_type, task.scales) * sum_factor(task.launch.sum_topk)

@@ -84,6 +84,7 @@ def read_command(
             deterministic=given.on("deterministic") or bool(flag(variables, "VLLM_BATCH_INVARIANT")),
             disable_shared_experts_fusion=given.on("no_shared_fusion"),
             enable_lora=given.on("lora"),
+            fused_moe_sum=given.on("fused_sum"),
             environment=variables,
         ),
         settings=settings,

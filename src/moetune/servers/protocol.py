@@ -116,6 +116,7 @@ class ServerOptions:
         deterministic: SGLang's `--enable-deterministic-inference`, vLLM's batch invariance.
         disable_shared_experts_fusion: SGLang's flag.
         enable_lora: LoRA on.
+        fused_moe_sum: SGLang's `--enable-fused-moe-sum-all-reduce`.
         environment: the server's variables that rules read (`SGLANG_MOE_PADDING`, ...).
         flashinfer: whether flashinfer can be imported there (None: assumed as the server pins it).
     """
@@ -126,6 +127,7 @@ class ServerOptions:
     deterministic: bool = False
     disable_shared_experts_fusion: bool = False
     enable_lora: bool = False
+    fused_moe_sum: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     flashinfer: bool | None = None
 

@@ -15,6 +15,7 @@ from moetune.domain.launch import Launch, LaunchClass
 from moetune.domain.quantization import Dtype
 from moetune.servers.sglang.defaults import DETERMINISTIC_FLAG
 from moetune.servers.sglang.releases import Feature, Rules
+from moetune.servers.sglang.sharding import FUSED_SUM_FLAG
 from moetune.servers.sglang.table_json import check_tma
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def make_launch(
         pdl=_has_pdl(rules, problem),
         integers=quantization.dtype is Dtype.INT8_W8A8,
         grouped=_is_grouped(problem),
+        sum_topk=problem.topk if kernel == "down" and FUSED_SUM_FLAG in problem.flags else 0,
     )
 
 

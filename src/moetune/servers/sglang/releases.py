@@ -29,6 +29,7 @@ class Feature(str, Enum):
     DOWN_LOG = "a missing down file has a log line of its own"
     SMALL_BATCH_PADDING = "fewer rows than experts are padded one block each"
     SWAP_AB = "fp8 dots are transposed on sm_90"
+    FUSED_SUM = "a flag has the down kernel add up the topk results of a token"
     WHOLE_BATCH = "calls are no longer cut into chunks of 65,536 tokens"
     FALLBACK_SCAN = "fallbacks are the directories that exist, newest first"
     DOWN_OVERRIDE = "the down BLOCK_SIZE_M follows the up config"
@@ -37,6 +38,7 @@ class Feature(str, Enum):
     UP_TMA = "USE_TMA is read from an up file"
     PDL = "launched with programmatic dependent launch"
     PADDING_BY_FOUR = "the padded length is a multiple of four"
+    ELSEWHERE_UNTOUCHED = "a sum over topk, and rows in sorted order, get nothing for experts of other ranks"
 
 
 # Where each was read: `config` get_config_file_name/get_moe_configs/get_default_config/
@@ -53,6 +55,7 @@ _SINCE: dict[Feature, Release] = {
     Feature.DOWN_LOG: (0, 5, 6),
     Feature.SMALL_BATCH_PADDING: (0, 5, 7),
     Feature.SWAP_AB: (0, 5, 8),
+    Feature.FUSED_SUM: (0, 5, 10),
     Feature.WHOLE_BATCH: (0, 5, 11),
     Feature.FALLBACK_SCAN: (0, 5, 12),
     Feature.DOWN_OVERRIDE: (0, 5, 13),
@@ -61,6 +64,7 @@ _SINCE: dict[Feature, Release] = {
     Feature.UP_TMA: (0, 5, 18),
     Feature.PDL: (0, 5, 19),
     Feature.PADDING_BY_FOUR: (0, 5, 22),
+    Feature.ELSEWHERE_UNTOUCHED: (0, 5, 23),
 }
 
 # Triton of the torch that each wheel pins, newest first. Source: METADATA of the sglang wheels

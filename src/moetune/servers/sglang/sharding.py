@@ -45,6 +45,10 @@ _TRUE = frozenset({"1", "true"})
 _LARGEST_OFFERED_TP = 64
 _LORA_FLAG = "lora"
 FUSED_SWIGLU_FLAG = "fuse_swiglu"
+FUSED_SUM_FLAG = "fused_sum"
+_FUSED_SUM_OPTION = "--enable-fused-moe-sum-all-reduce"
+_LEAST_SUMMED = 3  # experts a token: two are added by torch.add in any case
+_NOT_SUMMED = frozenset({Dtype.INT8_W8A16, Dtype.INT4_W4A16})
 
 
 def make_problem(
@@ -71,10 +75,11 @@ def make_problem(
     moe_tp = parallelism.tp // parallelism.ep
     N = layer.intermediate_size // moe_tp
     fused = fused_shared_experts(rules.release, layer, parallelism, gpu, options)
+    topk = layer.topk + fused
     return Problem(
         E=routed // parallelism.ep + fused,
         global_experts=routed,
-        topk=layer.topk + fused,
+        topk=topk,
         K=layer.latent_size or layer.hidden_size,
         N=N,
         file_n=_file_n(layer, N, gpu, options),
@@ -88,7 +93,7 @@ def make_problem(
         ep=parallelism.ep,
         activation_dtype=layer.activation_dtype,
         quantization=layer.quantization,
-        flags=_flags(rules, options),
+        flags=_flags(rules, options, _sums(rules, options, parallelism.ep, topk, layer.quantization.dtype)),
     )
 
 
@@ -181,14 +186,41 @@ def _is_padded(options: ServerOptions) -> bool:
         ) from None
 
 
-def _flags(rules: Rules, options: ServerOptions) -> tuple[str, ...]:
+def _flags(rules: Rules, options: ServerOptions, sums: bool) -> tuple[str, ...]:
     fuses_swiglu = options.environment.get(_FUSED_SWIGLU_VARIABLE, "").strip().lower() in _TRUE
     flags = {
         DETERMINISTIC_FLAG: options.deterministic and rules.has(Feature.DETERMINISTIC),
+        FUSED_SUM_FLAG: sums,
         FUSED_SWIGLU_FLAG: fuses_swiglu and rules.at_least((0, 5, 18)),
         _LORA_FLAG: options.enable_lora,
     }
     return tuple(sorted(name for name, on in flags.items() if on))
+
+
+def _sums(rules: Rules, options: ServerOptions, ep: int, topk: int, dtype: Dtype) -> bool:
+    """Whether the down kernel adds up the topk results of a token.
+
+    Source: `use_fused_moe_sum_all_reduce` of `fused_moe.py` in the 0.5.10 and 0.5.23 wheels. Where it does
+    not apply, the flag is taken in silence.
+
+    Raises:
+        ServerError: for a release without the flag, and for one that computes wrong sums.
+    """
+    if not options.fused_moe_sum:
+        return False
+    if not rules.has(Feature.FUSED_SUM):
+        raise ServerError(
+            f"SGLang {rules.version} has no {_FUSED_SUM_OPTION}", "it came with SGLang 0.5.10: leave it out"
+        )
+    if topk < _LEAST_SUMMED or dtype in _NOT_SUMMED:
+        return False
+    if ep > 1 and not rules.has(Feature.ELSEWHERE_UNTOUCHED):
+        raise ServerError(
+            f"with {_FUSED_SUM_OPTION} and ep {ep} SGLang {rules.version} writes outside the output of its "
+            "down kernel",
+            "leave the flag out, or use --ep 1, or SGLang 0.5.23",
+        )
+    return True
 
 
 def _listed(values: list[int]) -> str:

@@ -16,7 +16,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moetune.domain.errors import ShardingError
+from moetune.domain.errors import ServerError, ShardingError
 from moetune.domain.problem import Parallelism, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.domain.version import release_text
@@ -52,11 +52,13 @@ def shard(
 
     Raises:
         ShardingError: when a size does not divide; names the sizes that do.
-        ServerError: for a dtype that has no tuned file.
+        ServerError: for a dtype that has no tuned file, and for a flag of SGLang.
     """
     dtype_tag(release, layer.quantization, layer.activation_dtype)
     _check_sizes(layer, parallelism)
     ep = parallelism.tp * parallelism.dp if parallelism.ep > 1 else 1
+    if options.fused_moe_sum:
+        raise ServerError("vLLM has no --enable-fused-moe-sum-all-reduce", "it is SGLang's: leave it out")
     E = _local_experts(layer, parallelism, ep)
     part = _split(release, layer, parallelism, options)
     if isinstance(part, str):
