@@ -10,7 +10,7 @@ import csv
 import gzip
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moetune.domain.config import KernelConfig
@@ -40,12 +40,15 @@ class Landscape:
         problem: what was measured.
         facts: the JSON beside it, as read.
         times_us: `(kernel, m)` to config to median time in microseconds; None: it could not run.
+        second_us: the same of a second pass on other routings, where there was one: what is chosen on the
+            first can be judged on it.
     """
 
     name: str
     problem: Problem
     facts: Mapping[str, Any]
     times_us: Mapping[tuple[Kernel, int], Mapping[KernelConfig, float | None]]
+    second_us: Mapping[tuple[Kernel, int], Mapping[KernelConfig, float]] = field(default_factory=dict)
 
 
 def read_landscape(path: Path) -> Landscape:
@@ -67,7 +70,8 @@ def read_landscape(path: Path) -> Landscape:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         reason = printable(getattr(error, "strerror", None) or str(error), 200)
         raise InputError(f"{printable(str(path), 400)} cannot be read: {reason}") from error
-    return Landscape(name, _problem(facts, str(facts_path)), facts, _times(text, str(path)))
+    times, second = _times(text, str(path))
+    return Landscape(name, _problem(facts, str(facts_path)), facts, times, second)
 
 
 def _expanded(path: Path) -> bytes:
@@ -97,6 +101,12 @@ def _problem(facts: Mapping[str, Any], source: str) -> Problem:
             raise InputError(f"{printable(source, 400)}: {key!r} must be a text")
         return value
 
+    def flag(key: str) -> bool:
+        value = facts.get(key, False)
+        if not isinstance(value, bool):
+            raise InputError(f"{printable(source, 400)}: {key!r} must be true or false")
+        return value
+
     tag = text("dtype", "bf16")
     if tag not in {dtype.value for dtype in Dtype}:
         raise InputError(f"{printable(source, 400)}: no dtype is called {printable(tag, 40)!r}")
@@ -108,7 +118,8 @@ def _problem(facts: Mapping[str, Any], source: str) -> Problem:
         raise InputError(f"{printable(source, 400)}: 'block_shape' must be null or two whole numbers")
     experts = whole("num_experts")
     width = whole("intermediate_per_rank")
-    plain = dtype in {Dtype.BF16, Dtype.FP16, Dtype.FP32}
+    plain = dtype.weight_bits >= 16
+    dynamic = None if plain or dtype in {Dtype.INT8_W8A16, Dtype.INT4_W4A16} else True
     return Problem(
         E=experts,
         global_experts=whole("global_experts", experts),
@@ -125,7 +136,10 @@ def _problem(facts: Mapping[str, Any], source: str) -> Problem:
         quantization=Quantization(
             dtype=dtype,
             block_shape=(shape[0], shape[1]) if shape else None,
-            dynamic_activation=None if plain else True,
+            group_size=None if facts.get("group_size") is None else whole("group_size"),
+            per_channel=flag("per_channel"),
+            dynamic_activation=dynamic,
+            zero_point=flag("zero_point"),
         ),
     )
 
@@ -146,12 +160,17 @@ def _time_us(text: str) -> float | None:
     return time_us
 
 
-def _times(text: str, source: str) -> dict[tuple[Kernel, int], dict[KernelConfig, float | None]]:
+_Times = dict[tuple[Kernel, int], dict[KernelConfig, "float | None"]]
+_SecondTimes = dict[tuple[Kernel, int], dict[KernelConfig, float]]
+
+
+def _times(text: str, source: str) -> tuple[_Times, _SecondTimes]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise InputError(f"{printable(source, 400)} lacks the columns {', '.join(missing)}")
-    times: dict[tuple[Kernel, int], dict[KernelConfig, float | None]] = {}
+    times: _Times = {}
+    second: _SecondTimes = {}
     kernels: dict[str, Kernel] = {kernel: kernel for kernel in KERNELS}
     try:
         for row in reader:
@@ -159,10 +178,12 @@ def _times(text: str, source: str) -> dict[tuple[Kernel, int], dict[KernelConfig
             m, n, k, group, warps, stages = (int(row[column]) for column in _CONFIG_COLUMNS)
             config = KernelConfig(m, n, k, group, warps, stages)
             times.setdefault(key, {})[config] = _time_us(row["median_us"])
+            if (again_us := _time_us(row.get("second_us") or "")) is not None:
+                second.setdefault(key, {})[config] = again_us
     except (KeyError, ValueError, TypeError, csv.Error) as error:
         raise InputError(
             f"{printable(source, 400)}, line {reader.line_num}: {printable(str(error), 100)}"
         ) from error
     if not times:
         raise InputError(f"{printable(source, 400)} holds no times")
-    return times
+    return times, second
