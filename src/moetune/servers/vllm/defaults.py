@@ -41,6 +41,17 @@ def runs_cuda_kernel(release: Release, problem: Problem, m: int) -> bool:
     return not has(release, Change.WNA16_TRITON_ONLY) and is_grouped(problem) and _few_rows(problem, m)
 
 
+def cuda_kernel_until(release: Release, problem: Problem) -> int:
+    """The last m at which the CUDA kernel runs, as at every m below it; 0 where it never does."""
+    last = _CUDA_ROWS_PER_EXPERT * problem.E // problem.topk
+    return last if last and runs_cuda_kernel(release, problem, last) else 0
+
+
+def filled_tile(release: Release, problem: Problem, m: int, block_size_m: int) -> tuple[int, int]:
+    """BLOCK_SIZE_N and BLOCK_SIZE_K of the up kernel for an entry that leaves them to the launch."""
+    return _grouped_tile(release, problem, "up", m, block_size_m)
+
+
 def needs_split_k(release: Release, problem: Problem) -> bool:
     """Whether the kernel that runs has SPLIT_K as a parameter that nothing but the config fills."""
     return has(release, Change.SPLIT_K) and is_grouped(problem)
@@ -130,13 +141,19 @@ def _grouped(release: Release, problem: Problem, kernel: Kernel, m: int, stages:
         block_m = min(16, ceiling)
     else:
         block_m = _step(_GROUPED_BLOCK_M, 64, m)
+    block_n, block_k = _grouped_tile(release, problem, kernel, m, block_m)
+    return KernelConfig(block_m, block_n, block_k, 1, num_stages=stages, extra=_split_k(release, problem))
+
+
+def _grouped_tile(
+    release: Release, problem: Problem, kernel: Kernel, m: int, block_m: int
+) -> tuple[int, int]:
+    """What a launch of the grouped kernels fills in for a config without BLOCK_SIZE_N and BLOCK_SIZE_K."""
     topk = problem.topk if kernel == "up" else 1
     rows = m * problem.topk
     if runs_cuda_kernel(release, problem, m):
-        block_n, block_k = _cuda_tile(release, problem, kernel, rows, topk, block_m)
-    else:
-        block_n, block_k = (32, 64) if rows // topk == 1 else (64, 32)
-    return KernelConfig(block_m, block_n, block_k, 1, num_stages=stages, extra=_split_k(release, problem))
+        return _cuda_tile(release, problem, kernel, rows, topk, block_m)
+    return (32, 64) if rows // topk == 1 else (64, 32)
 
 
 def _cuda_tile(

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 from moetune.domain.errors import ConfigFileError
 from moetune.domain.version import Release, parse_release
 from moetune.servers.kernel_values import Lengths, Value, values_of
-from moetune.servers.vllm import defaults, kernels, launch, lookup, names, rules, sharding, table_json
+from moetune.servers.vllm import (
+    cuda_kernel,
+    defaults,
+    kernels,
+    launch,
+    lookup,
+    names,
+    rules,
+    sharding,
+    table_json,
+)
 from moetune.servers.vllm.runner import choose_runner
 
 if TYPE_CHECKING:
@@ -123,12 +133,21 @@ class VLLM:
         """The m at which the default of either kernel changes: each is the last one of its regime."""
         return defaults.default_switches(self.release, problem)
 
+    def cuda_kernel_until(self, problem: Problem) -> int:
+        """The last m at which vLLM's CUDA kernel for grouped int4 runs; 0 where it never does."""
+        return defaults.cuda_kernel_until(self.release, problem)
+
+    def cuda_kernel_fault(self, problem: Problem, m: int, config: KernelConfig) -> str:
+        """Why that kernel cannot run the entry of a key; empty where it can."""
+        return cuda_kernel.cuda_kernel_fault(self.release, problem, m, config)
+
     def launch(
         self,
         problem: Problem,
         kernel: Kernel,
         config: KernelConfig,
         up: KernelConfig | None = None,  # noqa: ARG002 the down kernel follows no other config
+        down: KernelConfig | None = None,  # noqa: ARG002 nor does the up kernel
     ) -> Launch:
         """The launch of a config with this release's clamps."""
         return launch.launch(self.release, problem, kernel, config)

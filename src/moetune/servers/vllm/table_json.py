@@ -4,9 +4,12 @@ Sources: `fused_moe.py:get_moe_configs`, `invoke_fused_moe_triton_kernel`, `fuse
 `fused_moe_kernel_gptq_awq` (paths as in rules.py); the options of Triton's backends
 (`triton/backends/*/compiler.py`, wheels 3.4.0 to 3.8.0); `tl.arange` and `tl.dot` of the same.
 
+An entry of the grouped int4 and int8 kernels may leave BLOCK_SIZE_N and BLOCK_SIZE_K to vLLM, which then
+fills in what it does without a file (`get_moe_wna16_block_config`). It is read as the config of the up
+kernel, and written so where vLLM's CUDA kernel runs and the entry is the default there.
+
 Refused although the server would take them: what no tuned file holds and what hostile files would
-(megabytes, deep nesting, Triton options that name files or change numbers), and entries of the grouped
-int4 kernel that leave BLOCK_SIZE_N and BLOCK_SIZE_K to vLLM's heuristic.
+(megabytes, deep nesting, Triton options that name files or change numbers).
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ from moetune.domain.quantization import Dtype
 from moetune.domain.safe_json import JsonLimits, read_json_object
 from moetune.domain.text import printable
 from moetune.domain.version import Release, parse_release, release_text
-from moetune.servers.vllm.defaults import needs_split_k, runs_cuda_kernel
+from moetune.servers.vllm.defaults import (
+    cuda_kernel_until,
+    default_config,
+    filled_tile,
+    is_grouped,
+    needs_split_k,
+)
 from moetune.servers.vllm.rules import Change, has
 
 if TYPE_CHECKING:
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 
 _LIMITS = JsonLimits(max_bytes=1 << 20, max_depth=8, max_digits=32)
 _REQUIRED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-_WRITTEN = (*_REQUIRED, "SPLIT_K", "num_warps", "num_stages")
+_FILLED = ("BLOCK_SIZE_N", "BLOCK_SIZE_K")
 # What the launch raises for a number that is none (tl.arange, CUDAOptions).
 _POWERS_OF_TWO = {
     "BLOCK_SIZE_M": "CompilationError",
@@ -98,6 +107,10 @@ _ARGUMENTS: Mapping[str, Change | None] = {
 }
 
 
+# What is written of vLLM's own default where its CUDA kernel runs: down's tile is another one than up's.
+_LEFT_TO_VLLM = ("BLOCK_SIZE_M", "GROUP_SIZE_M", "SPLIT_K")
+
+
 def allowed_keys(release: Release, problem: Problem) -> frozenset[str]:
     """JSON keys of an entry that a release accepts on the problem's GPU."""
     options = {name for name, option in _OPTIONS.items() if problem.gpu.vendor in option.vendors}
@@ -141,11 +154,14 @@ def render_table(release: Release, triton_version: str, problem: Problem, table:
     """
     split_k = needs_split_k(release, problem)
     allowed = allowed_keys(release, problem)
+    until = cuda_kernel_until(release, problem)
     document: dict[str, object] = {}
     if has(release, Change.TRITON_VERSION_KEY):
         document["triton_version"] = triton_version
     for m, config in sorted(table.entries):
         entry = _entry_of(config, split_k=split_k)
+        if 1 <= m <= until and config == default_config(release, problem, "up", m):
+            entry = {key: entry[key] for key in _LEFT_TO_VLLM if key in entry}
         refused = sorted(set(entry) - allowed)
         if config.use_tma or refused:
             keys = ", ".join([*(["USE_TMA"] if config.use_tma else []), *map(printable, refused)])
@@ -201,6 +217,7 @@ class _Reader:
         self._triton = triton
         self._source = source
         self._problem = problem
+        self._until = 0 if problem is None else cuda_kernel_until(release, problem)
 
     def failure(self, message: str, exception: str | None, hint: str | None = None) -> ConfigFileError:
         server = f" (vLLM {release_text(self._release)}: {exception})" if exception else ""
@@ -225,22 +242,32 @@ class _Reader:
         for name, value in entry.items():
             self._check_value(where, m, name, value)
         options = {name: value for name, value in entry.items() if name not in _REQUIRED}
+        block_n, block_k = self._tile(m, entry)
         return KernelConfig(
             block_size_m=entry["BLOCK_SIZE_M"],
-            block_size_n=entry["BLOCK_SIZE_N"],
-            block_size_k=entry["BLOCK_SIZE_K"],
+            block_size_n=block_n,
+            block_size_k=block_k,
             group_size_m=entry["GROUP_SIZE_M"],
             num_warps=options.pop("num_warps", 4),
             num_stages=options.pop("num_stages", 3),
             extra=tuple(sorted((name, value) for name, value in options.items() if value is not None)),
         )
 
+    def _fills(self) -> bool:
+        """Whether the launch fills in a tile that an entry lacks."""
+        return self._problem is not None and is_grouped(self._problem)
+
+    def _tile(self, m: int, entry: Mapping[str, int]) -> tuple[int, int]:
+        if self._problem is None or not self._fills() or all(name in entry for name in _FILLED):
+            return entry["BLOCK_SIZE_N"], entry["BLOCK_SIZE_K"]
+        return filled_tile(self._release, self._problem, max(m, 1), entry["BLOCK_SIZE_M"])
+
     def _error(self, message: str, exception: str, hint: str | None = None) -> ConfigFileError:
         return self.failure(f"{self._source}: {message}", exception, hint)
 
     def _check_keys(self, where: str, entry: Mapping[str, object]) -> None:
         for name in _REQUIRED:
-            if name not in entry:
+            if name not in entry and not (name in _FILLED and self._fills()):
                 # The launch reads M and K itself; the others are parameters that nothing fills.
                 exception = "KeyError" if name in ("BLOCK_SIZE_M", "BLOCK_SIZE_K") else "TypeError"
                 raise self._error(f"{where} lacks {name}", exception)
@@ -292,7 +319,8 @@ class _Reader:
             self._check_number(f"{where} has {name} = {value}", m, name, value)
 
     def _check_number(self, what: str, m: int, name: str, value: int) -> None:
-        compiled = name in _POWERS_OF_TWO and not self._runs_cuda_kernel(m)
+        # Which entry Triton's kernel meets between the keys is a question to the whole table.
+        compiled = name in _POWERS_OF_TWO and not 1 <= m <= self._until
         if compiled and (value < 1 or value & (value - 1)):
             raise self._error(f"{what}, which is no power of two", _POWERS_OF_TWO[name])
         least = self._least(name) if compiled or name not in _POWERS_OF_TWO else 1
@@ -303,10 +331,6 @@ class _Reader:
             raise self._error(f"{what}, and this GPU has no clusters of blocks", "ValueError")
         if name == "num_warps" and value > _MAX_WARPS:
             raise self._error(f"{what}, which is more than the {_MAX_WARPS} of a block", "RuntimeError")
-
-    def _runs_cuda_kernel(self, m: int) -> bool:
-        # The nearest key of such an m is its own: no Triton kernel meets the entry there.
-        return self._problem is not None and m > 0 and runs_cuda_kernel(self._release, self._problem, m)
 
     def _has_clusters(self) -> bool:
         # Triton's backends ask for compute capability 9.0, and refuse all AMD GPUs named here.

@@ -1,0 +1,68 @@
+"""The m at which a server runs a CUDA kernel of its own in place of the Triton kernel.
+
+No config is chosen for them. But a file replaces the default at every m, so that its table holds an
+entry for each of them with which the server does what it does without a file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from moetune.domain.config import ConfigTable, KernelConfig
+
+if TYPE_CHECKING:
+    from moetune.domain.problem import Problem
+    from moetune.servers.protocol import Server
+
+
+@runtime_checkable
+class OtherKernelServer(Protocol):
+    """What a server adds that runs another kernel where few tokens come. Most leave it out."""
+
+    def cuda_kernel_until(self, problem: Problem) -> int:
+        """The last m at which the other kernel runs, as at every m below it; 0 where it never does."""
+        ...
+
+    def cuda_kernel_fault(self, problem: Problem, m: int, config: KernelConfig) -> str:
+        """Why the other kernel cannot run the entry of a key; empty where it can."""
+        ...
+
+
+def cuda_kernel_until(server: Server, problem: Problem) -> int:
+    """The last m at which another kernel than Triton's runs; 0 where there is none."""
+    return server.cuda_kernel_until(problem) if isinstance(server, OtherKernelServer) else 0
+
+
+def cuda_kernel_fault(server: Server, problem: Problem, m: int, config: KernelConfig) -> str:
+    """Why the other kernel cannot run the entry of a key; empty where it can, and where there is none."""
+    if not isinstance(server, OtherKernelServer) or not server.cuda_kernel_until(problem):
+        return ""
+    return server.cuda_kernel_fault(problem, m, config)
+
+
+def cuda_kernel_text(server: Server, problem: Problem) -> str:
+    """Which m those are, in words; empty where there are none."""
+    last = cuda_kernel_until(server, problem)
+    ms = "m = 1" if last == 1 else f"m = 1 to {last}"
+    return f"{ms}: {server.name} {server.version} runs a CUDA kernel of its own there" if last else ""
+
+
+def own_entries(server: Server, problem: Problem) -> tuple[tuple[int, KernelConfig], ...]:
+    """The server's default at both ends of each stretch of such m in which its BLOCK_SIZE_M is one."""
+    last = cuda_kernel_until(server, problem)
+    entries = [(m, server.default_config(problem, "up", m)) for m in range(1, last + 1)]
+    sizes = [None, *(config.block_size_m for _, config in entries), None]
+    return tuple(
+        entry
+        for place, entry in enumerate(entries, 1)
+        if sizes[place] != sizes[place - 1] or sizes[place] != sizes[place + 1]
+    )
+
+
+def with_own_entries(server: Server, problem: Problem, table: ConfigTable) -> ConfigTable:
+    """A table whose entries at such m are the server's own; where there are none it stays as it is."""
+    last = cuda_kernel_until(server, problem)
+    if not last:
+        return table
+    chosen = [entry for entry in table.entries if entry[0] > last]
+    return ConfigTable.of([*own_entries(server, problem), *chosen])
