@@ -674,7 +674,7 @@ def test_on_a_real_gpu_entries_are_what_they_are(tmp_path: Path) -> None:
         tables.append(
             {
                 1: default,
-                256: KernelConfig(128, 16, 16, 1, 1, 1),
+                256: KernelConfig(16, 16, 16, 1, 1, 1),
                 1024: KernelConfig(256, 256, 256, 1, 8, 5),
             }
         )
