@@ -19,6 +19,7 @@ from benchmarks import findings_grid as grid
 from benchmarks import findings_keys as keys
 from benchmarks import findings_machine as machine
 from benchmarks import findings_published as published
+from benchmarks import findings_search as search
 from benchmarks.findings_data import ROOT
 from benchmarks.findings_pdl import pdl
 
@@ -40,6 +41,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "one-for-both": choice.one_for_both,
     "frozen-keys": keys.frozen_keys,
     "smaller-grids": keys.smaller_grids,
+    "one-step": search.one_step,
+    "walking-downhill": search.walking_downhill,
     "outside": machine.outside,
     "noise": grid.noise,
     "cold": machine.cold,

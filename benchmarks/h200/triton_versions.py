@@ -32,8 +32,9 @@ from moetune.domain.version import parse_release
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
+    from benchmarks.h200.cubin_launch import Driver
     from benchmarks.h200.cubins import Compiled
     from moetune.domain.compilation import CompileTask
     from moetune.domain.problem import Kernel, Problem
@@ -180,16 +181,23 @@ def compile_all(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def releases_in(files: Iterable[str]) -> list[str]:
+    """Releases whose machine code an archive holds."""
+    return sorted({name.split("/")[0] for name in files if name != INDEX})
+
+
 def measure(arguments: argparse.Namespace) -> int:
     """Time all of it; a cell that does not fit into the budget is left out, and told."""
     started = time.monotonic()
     files = read_archive(arguments.cubins / ARCHIVE)
-    releases = sorted({name.split("/")[0] for name in files if name != INDEX})
+    releases = releases_in(files)
     backend = gpu_backend(arguments.cubins / "cache")
     import torch
 
+    from benchmarks.h200.cubin_launch import Driver
     from moetune.measure.protocol import Workload
 
+    driver = Driver()
     rows: list[dict[str, Any]] = []
     left_out = []
     for name, ms in CELLS.items():
@@ -199,7 +207,7 @@ def measure(arguments: argparse.Namespace) -> int:
                 if time.monotonic() - started > arguments.budget:
                     left_out.append(f"{name} {kernel} {m}")
                     continue
-                rows += _measure_cell(backend, files, releases, name, kernel, m)
+                rows += measure_cell(backend, driver, files, name, kernel, m)
                 _write(arguments.out, rows, left_out, torch.cuda.get_device_name(0))
                 print(f"{name} {kernel} m={m}: {time.monotonic() - started:.1f} s", flush=True)
     _write(arguments.out, rows, left_out, torch.cuda.get_device_name(0))
@@ -224,26 +232,21 @@ def _write(path: Path, rows: list[dict[str, Any]], left_out: list[str], device: 
     path.write_text(json.dumps(document, sort_keys=True) + "\n")
 
 
-def _measure_cell(
-    backend: GpuBackend,
-    files: dict[str, bytes],
-    releases: Sequence[str],
-    name: str,
-    kernel: Kernel,
-    m: int,
+def measure_cell(
+    backend: GpuBackend, driver: Driver, files: dict[str, bytes], name: str, kernel: Kernel, m: int
 ) -> list[dict[str, Any]]:
     """Times of one kernel at one m: every config under every release that compiled it."""
     import torch
 
-    from benchmarks.h200.cubin_launch import CubinKernel, Driver, Loaded
+    from benchmarks.h200.cubin_launch import CubinKernel, Loaded
     from moetune.measure import kernels, timing
     from moetune.measure.reference import relative_error
     from moetune.measure.tolerance import tolerance_of
 
-    driver, own_kernel = Driver(), kernels.moe_grouped_gemm
+    own_kernel = kernels.moe_grouped_gemm
     stand_in = CubinKernel(own_kernel.arg_names, driver, lambda: torch.cuda.current_stream().cuda_stream)
     kernels.moe_grouped_gemm = stand_in
-    problem, index = PROBLEMS[name], json.loads(files[INDEX])
+    problem, index, releases = PROBLEMS[name], json.loads(files[INDEX]), releases_in(files)
     graphs: list[Graph] = []
     places: list[tuple[int, str]] = []
     rows: list[dict[str, Any]] = []
