@@ -24,9 +24,10 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.h200.common import gpu_backend, python_path
 
@@ -35,8 +36,18 @@ from moetune.applications.compiling import CompilePool
 from moetune.domain.compilation import CompileResult, CompileTask, Depth
 from moetune.domain.config import KernelConfig
 from training.dataset import LANDSCAPES, load_landscapes
-from training.record_plan import Job, Key, Unit, Where, binary_key, configs_of, jobs, units_of
-from training.recorder import BrokenGpuError, Record, Recorder
+from training.record_plan import (
+    Job,
+    Key,
+    Unit,
+    Where,
+    binary_key,
+    configs_of,
+    jobs,
+    units_of,
+    with_what_shares,
+)
+from training.recorder import BrokenGpuError, Record, Recorder, left
 
 PASSES = 2
 _COMPILE_SECONDS = 60.0
@@ -75,10 +86,10 @@ class Binaries:
         self._missing: dict[Where, set[Key]] = {}
 
     def submit(self, unit: Unit, priority: int) -> None:
-        """Have the binaries of a unit compiled, after those of a lower priority."""
+        """Have the binaries of a unit, or of a part of it, compiled after those of a lower priority."""
         keys = {config: binary_key(task) for config, task in unit.tasks.items()}
-        self._keys[unit.where] = keys
-        self._missing[unit.where] = set(keys.values()) - self._results.keys()
+        self._keys.setdefault(unit.where, {}).update(keys)
+        self._missing.setdefault(unit.where, set()).update(set(keys.values()) - self._results.keys())
         first: dict[Key, CompileTask] = {}
         for config, key in keys.items():
             if key not in self._submitted:
@@ -154,29 +165,49 @@ def collect(paths: Sequence[Path], out: Path) -> list[Path]:
     return written
 
 
+class Submits(Protocol):
+    """What `Binaries` offers to those who plan."""
+
+    def submit(self, unit: Unit, priority: int) -> None:
+        """Have the binaries of a unit, or of a part of it, compiled after those of a lower priority."""
+        ...
+
+
+def submit_left(
+    binaries: Submits, record: Record, plan: Mapping[Job, Sequence[Unit]], wanted: Iterable[Job]
+) -> None:
+    """Have compiled what is still to be timed, one job after the other."""
+    for number, job in enumerate(wanted):
+        for place, unit in enumerate(plan[job]):
+            tasks = {config: unit.tasks[config] for config in left(record, unit)}
+            binaries.submit(replace(unit, tasks=tasks), 1000 * number + place)
+
+
 def measure(arguments: argparse.Namespace) -> int:
     """Compile and time until all is done or the time is up."""
     started = time.monotonic()
     deadline = started + arguments.budget - (time.time() - arguments.since if arguments.since else 0.0)
     known = [land for land in load_landscapes() if "own-kernel" not in land.name]
-    binaries = Binaries(arguments.cache, arguments.workers)
+    cache = arguments.cache.resolve()
+    record, binaries = Record(arguments.out), Binaries(cache, arguments.workers)
     try:
         plan: dict[Job, list[Unit]] = {}
         configs: dict[str, list[KernelConfig]] = {}
-        for number, job in enumerate(jobs()):
+        for job in jobs():
             if job.format not in configs:
                 configs[job.format] = configs_of(job.format, known)
             plan[job] = units_of(job, configs[job.format], PASSES)
-            for place, unit in enumerate(plan[job]):
-                binaries.submit(unit, 1000 * number + place)
+            if len(plan) == 1:  # at once: to plan the others takes a while
+                submit_left(binaries, record, plan, plan)
+        plan = {job: plan[job] for job in with_what_shares(plan)}
+        submit_left(binaries, record, plan, plan)
         planned = time.monotonic() - started
         print(f"planned {len(plan)} landscapes in {planned:.1f} s; {binaries.progress()}", flush=True)
         if arguments.compile_only:
             done = all(binaries.wait(unit, deadline) for units in plan.values() for unit in units)
             print(binaries.progress())
             return 0 if done else _EXIT_NOT_DONE
-        record = Record(arguments.out)
-        recorder = Recorder(gpu_backend(arguments.cache), binaries, record, deadline, signal.alarm)
+        recorder = Recorder(gpu_backend(cache), binaries, record, deadline, signal.alarm)
         done = recorder.run(plan)
         print(f"{'all done' if done else 'not done yet: run it again'}; {binaries.progress()}")
         return 0 if done else _EXIT_NOT_DONE

@@ -302,6 +302,26 @@ def units_of(job: Job, configs: Sequence[KernelConfig], passes: int) -> list[Uni
     return [replace(unit, number=number) for number in range(1, passes + 1) for unit in first]
 
 
+def with_what_shares(plan: Mapping[Job, Sequence[Unit]], few: int = 80) -> list[Job]:
+    """The jobs in their order, behind each those that need few binaries more: the GPU need not wait then."""
+    keys = {
+        job: {binary_key(task) for unit in units for task in unit.tasks.values()}
+        for job, units in plan.items()
+    }
+    order: list[Job] = []
+    compiled: set[Key] = set()
+    for job in plan:
+        if job in order:
+            continue
+        order.append(job)
+        compiled |= keys[job]
+        for other in plan:
+            if other not in order and len(keys[other] - compiled) < few:
+                order.append(other)
+                compiled |= keys[other]
+    return order
+
+
 def binary_key(task: CompileTask) -> Key:
     """The same for all tasks that Triton compiles into one binary: sizes stand for their classes.
 

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,6 +115,23 @@ def place_of(row: Mapping[str, Any]) -> Place:
     return row["job"], row["pass"], row["kernel"], row["m"], KernelConfig(*row["config"])
 
 
+def left(record: Record, unit: Unit) -> Iterator[KernelConfig]:
+    """What is still to be timed of a unit: its first config first, the others in an order of its own."""
+    name = unit.job.name
+    configs = list(unit.tasks)
+    rest = configs[1:]
+    random.Random(f"{name} {unit.number} {unit.kernel} {unit.m}").shuffle(rest)
+    worth_us = WORTH_A_SECOND * record.best_us(unit, 1)
+    for config in configs[:1] + rest:
+        if (name, unit.number, unit.kernel, unit.m, config) in record.times:
+            continue
+        if unit.number > 1:
+            before_us = record.times.get((name, 1, unit.kernel, unit.m, config))
+            if before_us is None or before_us > worth_us:
+                continue
+        yield config
+
+
 class Compiler(Protocol):
     """What `Binaries` offers."""
 
@@ -168,7 +185,7 @@ class Recorder:
         return True
 
     def _job(self, job: Job, units: Sequence[Unit]) -> bool:
-        if not any(list(self._left(unit)) for unit in units):
+        if not any(True for unit in units for _ in left(self.record, unit)):
             return True
         started = time.monotonic()
         self.watch(UNIT_SECONDS)
@@ -200,28 +217,12 @@ class Recorder:
         )
         return True
 
-    def _left(self, unit: Unit) -> Iterable[KernelConfig]:
-        """What is still to be timed, the first config first and the others in an order of their own."""
-        name = unit.job.name
-        configs = list(unit.tasks)
-        rest = configs[1:]
-        random.Random(f"{name} {unit.number} {unit.kernel} {unit.m}").shuffle(rest)
-        worth_us = WORTH_A_SECOND * self.record.best_us(unit, 1)
-        for config in configs[:1] + rest:
-            if (name, unit.number, unit.kernel, unit.m, config) in self.record.times:
-                continue
-            if unit.number > 1:
-                before_us = self.record.times.get((name, 1, unit.kernel, unit.m, config))
-                if before_us is None or before_us > worth_us:
-                    continue
-            yield config
-
     def _unit(self, unit: Unit) -> int | None:
         """Time what is left of a unit: how many; None: the time was up."""
         self.gpu.use_seed(unit.number)
         best_us = self.record.best_us(unit, unit.number) or self.record.best_us(unit, 1)
         count = 0
-        for config in self._left(unit):
+        for config in left(self.record, unit):
             if time.monotonic() > self.deadline:
                 return None
             task = unit.tasks[config]

@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from training.record import collect
+from training.record import collect, submit_left
 from training.record_plan import (
     FORMATS,
     SHAPES,
     Job,
     Unit,
+    Where,
     binary_key,
     configs_of,
     fits_rows,
     jobs,
     problem_of,
     units_of,
+    with_what_shares,
 )
 from training.recorder import WORTH_A_SECOND, BrokenGpuError, Record, Recorder, config_values
 
@@ -98,6 +100,22 @@ class AllCompiled:
 
     def progress(self) -> str:
         return "all"
+
+
+class CompiledWhatWasSubmitted(AllCompiled):
+    """As `Binaries`, at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submitted: dict[Where, set[KernelConfig]] = defaultdict(set)
+
+    def submit(self, unit: Unit, priority: int) -> None:
+        assert priority >= 0
+        self.submitted[unit.where] |= set(unit.tasks)
+
+    def result(self, unit: Unit, config: KernelConfig) -> CompileResult:
+        assert config in self.submitted[unit.where]
+        return super().result(unit, config)
 
 
 def recorder(path: Path, gpu: MadeUpGpu, bad: KernelConfig | None = None, seconds: float = 60.0) -> Recorder:
@@ -193,6 +211,31 @@ def test_what_was_timed_is_not_timed_again_and_a_line_that_was_cut_off_is(tmp_pa
     assert recorder(path, rest).run(plan())
     assert 0 < len(rest.asked) < len(rows_of(path))
     assert sorted(path.read_text().splitlines()) == sorted(whole.splitlines())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.7, 0.9, 1.0])
+def test_what_is_left_is_compiled_and_nothing_else(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "r.jsonl"
+    assert recorder(path, MadeUpGpu()).run(plan())
+    whole = path.read_text()
+    path.write_text(whole[: int(len(whole) * share)])
+    compiler, record, gpu = CompiledWhatWasSubmitted(), Record(path), MadeUpGpu()
+    submit_left(compiler, record, plan(), plan())
+    assert Recorder(gpu, compiler, record, time.monotonic() + 60).run(plan())
+    asked = {(task.task.launch.kernel, task.m, task.task.launch.config) for task in gpu.asked}
+    submitted = {(kernel, m, c) for (_, kernel, m), found in compiler.submitted.items() for c in found}
+    assert asked == submitted
+
+
+def test_jobs_that_share_binaries_come_behind_one_another() -> None:
+    configs = [KernelConfig(64, 64, 64, 1, 4, 3), KernelConfig(16, 64, 128, 1, 4, 3)]
+    order = with_what_shares({job: units_of(job, configs, 1) for job in jobs()}, few=1)
+    assert sorted(map(str, order)) == sorted(map(str, jobs()))
+    # They differ in the number of experts alone.
+    first, second = (
+        order.index(Job(shape, "int4-g128")) for shape in ("qwen3-30b-a3b_tp1", "synthetic-e512-n768")
+    )
+    assert second == first + 1
 
 
 def test_a_run_out_of_time_says_so_and_keeps_what_it_has(tmp_path: Path) -> None:
