@@ -70,8 +70,8 @@ def test_every_format_is_measured_and_written(
 
 
 def test_a_cuda_kernel_of_the_server_is_no_candidate(tmp_path: Path) -> None:
-    """vLLM before 0.20 multiplies few rows of int4 groups with a kernel that is not Triton's."""
-    with pytest.raises(NotMeasurableError, match="at m 1 the server runs a CUDA kernel"):
+    """vLLM before 0.27 multiplies few rows of int4 groups with a kernel that is not Triton's."""
+    with pytest.raises(NotMeasurableError, match="m = 1 to 192: vllm 0.12.0 runs a CUDA kernel"):
         tune(FakeMachine(tmp_path), "int4", "vllm", "0.12.0")
 
 

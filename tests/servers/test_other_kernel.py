@@ -75,11 +75,11 @@ def test_who_has_no_such_kernel() -> None:
     assert cuda_kernel_until(old, replace(problem, gpu=A100)) == 48
 
 
-def test_own_entries_stand_at_both_ends_of_each_block_size_m() -> None:
+def test_own_entries_stand_where_the_block_size_m_changes_and_at_powers_of_two() -> None:
     server, problem = problem_of("0.12.0")
     entries = own_entries(server, problem)
-    assert [m for m, _ in entries] == [*range(1, 17), 48]
-    assert [config.block_size_m for _, config in entries] == [*range(1, 17), 16]
+    assert [m for m, _ in entries] == [*range(1, 17), 32, 48]
+    assert [config.block_size_m for _, config in entries] == [*range(1, 17), 16, 16]
     few = own_entries(*problem_of("0.12.0", experts=8, topk=8))
     assert [m for m, _ in few] == [1, 2, 3, 4, 5, 6]
 

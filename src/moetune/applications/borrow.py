@@ -25,6 +25,7 @@ from moetune.domain.gpu import Gpu, find_gpu
 from moetune.domain.gpu_siblings import siblings
 from moetune.domain.problem import KERNELS, Parallelism
 from moetune.domain.space import dtype_violation
+from moetune.servers.other_kernel import cuda_kernel_until, with_own_entries
 from moetune.servers.protocol import Server, ServerOptions
 
 if TYPE_CHECKING:
@@ -198,6 +199,10 @@ class _Borrowing:
 
     def _make(self, server: Server, offer: _Offer) -> tuple[_Offer, Borrowing, list[TableFile]] | None:
         source, problem = offer.source, offer.meaning.problem
+        if cuda_kernel_until(server, problem) and not offer.meaning.complete:
+            why = f"{server.name} {server.version} runs few tokens with a CUDA kernel, how many topk says"
+            self._pass(source.path, f"{why}: {offer.meaning.note}")
+            return None
         model = self._performance_model(offer.meaning)
         borrower = Borrower(
             server,
@@ -254,7 +259,7 @@ class _Borrowing:
         layer = self._sizes.layer
         return TableFile(
             path=server.file_path(problem, kernel),
-            text=server.render_table(problem, table),
+            text=server.render_table(problem, with_own_entries(server, problem, table)),
             provenance=Borrowed(
                 kernels=kernels,
                 problem=problem,

@@ -13,9 +13,10 @@ from moetune.domain.keys import m_keys
 from moetune.domain.problem import KERNELS
 from moetune.domain.rules import Stretch, nearest_runnable, uncovered
 from moetune.domain.space import dtype_violation
+from moetune.servers.other_kernel import cuda_kernel_text, cuda_kernel_until, own_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from moetune.applications.lint_file import FileJudge
     from moetune.domain.predict import PerformanceModel
@@ -112,6 +113,7 @@ class Borrower:
         self._same_gpu, self._same_vendor = same_gpu, same_vendor
         self._max_m, self._model = max_m, model
         self._allowed = server.allowed_keys(problem)
+        self._until = cuda_kernel_until(server, problem)
         self._no_dot = dtype_violation(problem.quantization.dtype, problem.gpu)
 
     def forget_model(self) -> None:
@@ -125,7 +127,9 @@ class Borrower:
             up = self._better_of(up, down)
         pairs: dict[int, _Pair] = {}
         changes: dict[tuple[int, str], Change] = {}
-        ms = sorted(m for m in {*up.keys(), *(down.keys() if in_pair and down else ())} if m >= 1)
+        changes |= self._own_entries(up)
+        asked = {*up.keys(), *(down.keys() if in_pair and down else ())}
+        ms = sorted(m for m in asked if m > self._until)
         for m in ms:
             of_up = up.nearest(m)
             of_down = down.nearest(m) if in_pair and down is not None else of_up
@@ -133,7 +137,7 @@ class Borrower:
             changes |= {(m, change.kernel): change for change in made[1]}
             if made[0] is not None:
                 pairs[m] = made[0]
-        if pairs:
+        if pairs and self._until < self._max_m:
             for place, filled in self._fill(pairs, in_pair).items():
                 dropped = changes.get(place)
                 changes[place] = filled if dropped is None else _instead(dropped, filled)
@@ -157,6 +161,23 @@ class Borrower:
 
     def _unfit(self, config: KernelConfig) -> bool:
         return bool(self._why_not(self._clean(config, in_pair=False)[0], KERNELS)) or config.use_tma
+
+    def _own_entries(self, table: ConfigTable) -> dict[tuple[int, str], Change]:
+        """What becomes of entries at which the server runs a CUDA kernel of its own."""
+        own = dict(own_entries(self._server, self._problem))
+        why = cuda_kernel_text(self._server, self._problem)
+        before = {m: config for m, config in table.entries if 1 <= m <= self._until}
+        return {
+            (m, "both"): Change(
+                "both",
+                m,
+                Action.FILLED if m in own else Action.DROPPED,
+                before.get(m),
+                own.get(m),
+                f"{why}, with the tile that it chooses itself",
+            )
+            for m in {**own, **before}
+        }
 
     # one entry
 
@@ -284,8 +305,9 @@ class Borrower:
         """Add keys, until every m is served from near by, and by nothing that is worse than the default."""
         changes: dict[tuple[int, str], Change] = {}
         own = ConfigTable.of((m, pair.up) for m, pair in pairs.items())
-        far = uncovered(own, self._max_m)
-        wanted = m_keys(self._server.default_switches(self._problem), self._max_m).ms
+        far = self._uncovered(pairs)
+        switches = self._server.default_switches(self._problem)
+        wanted = m_keys(switches, self._max_m, first_m=self._until + 1).ms
         originals = dict(pairs)
 
         def add(m: int, *, is_far: bool) -> None:
@@ -302,13 +324,20 @@ class Borrower:
             changes.update({(m, change.kernel): change for change in added})
 
         for m in wanted:
+            # Without a key of its own the first m of the Triton kernel picks an entry of the other one.
+            follows = m == self._until + 1 > 1
             if m not in pairs:
-                add(m, is_far=any(part.first <= m <= part.last for part in far))
+                add(m, is_far=follows or any(part.first <= m <= part.last for part in far))
         # The keys of other tuners do not lie where ours do: what is still far gets the nearest of ours.
-        while stretches := uncovered(ConfigTable.of((m, pair.up) for m, pair in pairs.items()), self._max_m):
+        while stretches := self._uncovered(pairs):
             for stretch in stretches:
                 add(_key_for(stretch, wanted, pairs), is_far=True)
         return changes
+
+    def _uncovered(self, pairs: Mapping[int, _Pair]) -> list[Stretch]:
+        """Stretches that are served from far away, of the m at which the Triton kernel runs."""
+        table = ConfigTable.of((m, pair.up) for m, pair in pairs.items())
+        return [part for part in uncovered(table, self._max_m) if part.last > self._until]
 
     def _added(self, m: int, action: Action, pair: _Pair, why: str, in_pair: bool) -> list[Change]:
         if in_pair:

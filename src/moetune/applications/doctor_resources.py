@@ -14,6 +14,7 @@ from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.domain.quantization_names import parse_quantization
 from moetune.domain.resources import shared_memory_bytes
+from moetune.servers.other_kernel import cuda_kernel_until
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def _default(crash: Crash, shape: Shape, server: Server, facts: ServerFacts, kno
     problem = _problem(shape, server, facts, known)
     if problem is None:
         return None
-    switches = (0, *server.default_switches(problem))
+    until = cuda_kernel_until(server, problem)
+    switches = (until, *(switch for switch in server.default_switches(problem) if switch > until))
     for number, first in enumerate(switches):
         m = first + 1
         config = server.default_config(problem, "up", m)
@@ -133,7 +135,9 @@ def lookalike(crash: Crash, server: Server) -> str:
         release = open_server(server.name, version)
         for quant in _USUAL:
             problem = _plain(release, gpu, parse_quantization(quant))
-            for m in (1, *(switch + 1 for switch in release.default_switches(problem))):
+            until = cuda_kernel_until(release, problem)
+            switches = [switch for switch in release.default_switches(problem) if switch > until]
+            for m in (until + 1, *(switch + 1 for switch in switches)):
                 config = release.default_config(problem, "up", m)
                 if _needs(release, problem, "up", config) == crash.resources.required:
                     text = f"the default of {server.name} {version} for {quant} experts"
@@ -177,7 +181,7 @@ def _entry(
         if name.rpartition("/")[2] != file.file:
             continue
         try:
-            table = server.read_table(text, name)
+            table = server.read_table(text, name, problem)
         except MoetuneError:
             continue
         keys = [

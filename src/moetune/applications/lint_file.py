@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from moetune.applications.config_files import MAX_FILE_BYTES
 from moetune.applications.file_meaning import Sizes, gpu_of, meaning_of, why_never_read
 from moetune.applications.lint_findings import Judged, finding, key_list
-from moetune.domain.config import ConfigTable, KernelConfig
+from moetune.domain.config import ConfigTable, KernelConfig, Span
 from moetune.domain.errors import ConfigFileError, MoetuneError, UnknownGpuError
 from moetune.domain.file_names import FileName, parse_file_name
 from moetune.domain.findings import Finding
@@ -21,6 +21,7 @@ from moetune.domain.safe_json import JsonDocument, JsonLimits, read_json_object
 from moetune.domain.space import dtype_violation
 from moetune.domain.text import printable
 from moetune.domain.version import parse_release
+from moetune.servers.other_kernel import cuda_kernel_fault, cuda_kernel_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -249,6 +250,21 @@ class _Judging:
                 what = what.removeprefix(start)
             return what
 
+    def _entry_faults(self, m: int, config: KernelConfig, span: Span | None) -> tuple[Fault, ...]:
+        """An entry's launches at every m that picks it: Triton's, and where few rows come vLLM's own."""
+        assert self._problem is not None
+        until = cuda_kernel_until(self._server, self._problem)
+        first, last = (m, m) if span is None else (span.first, span.last)
+        faults: tuple[Fault, ...] = ()
+        if last > until:
+            faults = self._judge.faults_of(self._problem, self._kernel, config)
+        # Without topk it is not known how few tokens bring few rows to an expert.
+        if first <= until and self._complete:
+            why = cuda_kernel_fault(self._server, self._problem, m, config)
+            if why:
+                return (Fault("MOE103", f"at m = {first} a CUDA kernel runs, which it ends: {why}"), *faults)
+        return faults
+
     def _launches(self, table: ConfigTable) -> dict[int, tuple[Fault, ...]]:
         assert self._problem is not None
         gpu = self._problem.gpu
@@ -287,9 +303,10 @@ class _Judging:
                     at = (meeting.first, up.block_size_m, down.block_size_m)
                     overridden.setdefault(meeting.down_key, []).append(at)
                 yield meeting.down_key, found
+        spans = {span.key: span for span in table.spans(max(self._judge.max_m, *table.keys(), 1))}
         for m, config in table.entries:
             if m not in met:
-                yield m, self._judge.faults_of(self._problem, self._kernel, config)
+                yield m, self._entry_faults(m, config, spans.get(m))
         self._say_overridden(overridden)
 
     def _say_overridden(self, overridden: Mapping[int, list[tuple[int, int, int]]]) -> None:
@@ -341,9 +358,10 @@ class _Judging:
         kernels: tuple[Kernel, ...] = ("up", "down")
         if self._server.separate_down_file and (self._kernel == "down" or self._up is not None):
             kernels = (self._kernel,)
+        until = cuda_kernel_until(self._server, self._problem)
         slower: dict[int, float] = {}
         for m, config in table.entries:
-            if m < 1 or any(fault.fatal for fault in faults.get(m, ())):
+            if m <= until or any(fault.fatal for fault in faults.get(m, ())):
                 continue
             ratio = self._ratio(model, kernels, m, config)
             if ratio is not None and ratio > FAR_FROM_PREDICTION:

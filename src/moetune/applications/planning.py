@@ -23,6 +23,7 @@ from moetune.domain.errors import ServerError, UnknownGpuError
 from moetune.domain.gpu import Gpu, find_gpu
 from moetune.domain.identity import fingerprint, problem_to_json
 from moetune.domain.problem import KERNELS
+from moetune.servers.other_kernel import cuda_kernel_until
 from moetune.servers.protocol import Applies, Server
 from moetune.servers.registry import open_server
 
@@ -126,6 +127,7 @@ class GpuPlan:
         problem: None where the server has no such Triton kernel.
         files: what the server looks for; the down kernel only where it has a file of its own.
         defaults: what the server falls back to where it finds none of them.
+        cuda_kernel_until: the last m at which the server runs a CUDA kernel of its own; 0: at none.
         predicted: None where nothing can be tuned.
         reason: why nothing can be tuned; empty where it can.
     """
@@ -139,6 +141,7 @@ class GpuPlan:
     defaults: tuple[DefaultRegime, ...]
     predicted: Predicted | None
     reason: str = ""
+    cuda_kernel_until: int = 0
 
     @property
     def gains(self) -> bool:
@@ -156,6 +159,7 @@ class GpuPlan:
             "problem": None if self.problem is None else problem_to_json(self.problem),
             "fingerprint": None if self.problem is None else fingerprint(self.problem),
             "files": [file.to_json() for file in self.files],
+            "cuda_kernel_until": self.cuda_kernel_until,
             "defaults": [regime.to_json() for regime in self.defaults],
             "predicted": None if self.predicted is None else self.predicted.to_json(),
         }
@@ -254,7 +258,9 @@ def _plan_gpu(
     applicable = request.assume_triton or runner.applies in (Applies.YES, Applies.PARTLY)
     try:
         problem = server.problem(layer, request.parallelism, gpu, options)
-        problem = replace(problem, routing=request.measured_routing)
+        problem = replace(
+            problem, routing=request.measured_routing, kernel_source=request.measured_kernel
+        )
     except ServerError:
         # A dtype that the server's Triton kernel lacks: no matter where another runner does the work.
         if applicable:
@@ -273,7 +279,8 @@ def _plan_gpu(
         except NothingFitsError as error:
             reason = error.message
     device_name = server.device_name(gpu)
-    return GpuPlan(gpu, device_name, runner, applicable, problem, files, defaults, predicted, reason)
+    until = 0 if problem is None else cuda_kernel_until(server, problem)
+    return GpuPlan(gpu, device_name, runner, applicable, problem, files, defaults, predicted, reason, until)
 
 
 def _refusal(runner: RunnerVerdict) -> str:
@@ -298,8 +305,9 @@ def _files(
 
 
 def _defaults(server: Server, problem: Problem) -> tuple[DefaultRegime, ...]:
-    switches = server.default_switches(problem)
-    firsts = (1, *(switch + 1 for switch in switches))
+    until = cuda_kernel_until(server, problem)
+    switches = [switch for switch in server.default_switches(problem) if switch > until]
+    firsts = (until + 1, *(switch + 1 for switch in switches))
     return tuple(
         DefaultRegime(first, last, *(server.default_config(problem, kernel, first) for kernel in KERNELS))
         for first, last in zip(firsts, (*switches, None), strict=True)

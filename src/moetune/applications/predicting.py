@@ -17,6 +17,7 @@ from moetune.domain.predict import Familiarity, PerformanceModel, Prediction
 from moetune.domain.problem import KERNELS, Kernel
 from moetune.domain.space import can_run, dtype_violation, search_axes, violations
 from moetune.domain.version import parse_release
+from moetune.servers.other_kernel import cuda_kernel_text, cuda_kernel_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,6 +161,7 @@ class Forecast:
             # On a GPU unlike any that was measured the members of the model disagree, and one of four
             # would veto what the others see gain 25%. Their disagreement is in the score already.
             veto=False,
+            first_m=keys.ms[0],
         )
         return Predicted(
             choices=covered.choices,
@@ -293,8 +295,16 @@ class Forecast:
 
 
 def keys_for(server: Server, problem: Problem, largest_m: int, own: Sequence[tuple[int, float]]) -> Keys:
-    """The keys of a problem's tables."""
-    return m_keys(server.default_switches(problem), largest_m, own)
+    """The keys of a problem's tables: the m at which the server runs its Triton kernel.
+
+    Raises:
+        NothingFitsError: where it runs another kernel at all of them.
+    """
+    until = cuda_kernel_until(server, problem)
+    asked = max((m for m, _ in own), default=largest_m)
+    if asked <= until:
+        raise NothingFitsError(f"nothing to tune up to m = {asked} ({cuda_kernel_text(server, problem)})")
+    return m_keys(server.default_switches(problem), largest_m, own, until + 1)
 
 
 def forecast(

@@ -19,6 +19,7 @@ from moetune.domain.codec import to_json
 from moetune.domain.compilation import CompileStatus
 from moetune.domain.problem import KERNELS, Kernel
 from moetune.domain.space import search_axes
+from moetune.servers.other_kernel import with_own_entries
 from moetune.servers.protocol import Outcome
 from moetune.servers.registry import open_server
 
@@ -257,7 +258,7 @@ def _table_files(
     return [
         TableFile(
             path=server.file_path(problem, kernel),
-            text=server.render_table(problem, table),
+            text=server.render_table(problem, with_own_entries(server, problem, table)),
             provenance=Provenance(
                 kind=Kind.PREDICTED,
                 kernels=KERNELS if choices.down is None else (kernel,),

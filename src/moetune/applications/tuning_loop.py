@@ -222,13 +222,13 @@ class Tuner:
     ) -> tuple[Choices, tuple[int, ...], tuple[int, ...]]:
         """Measure what the server would pick between the keys; add keys where its default is faster."""
         switches = self._server.default_switches(self._problem)
-        largest = self._keys.ms[-1]
+        smallest, largest = self._keys.ms[0], self._keys.ms[-1]
         added: list[int] = []
         shortfalls: tuple[Shortfall, ...] = ()
         for _ in range(3):
             probes = [
                 m
-                for m in probe_ms(choices.up, switches, largest)
+                for m in probe_ms(choices.up, switches, largest, smallest)
                 if m not in layers and not self._is_inside(choices, m)
             ]
             times_at = self._times_at(choices, probes)

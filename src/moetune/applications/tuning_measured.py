@@ -37,6 +37,7 @@ from moetune.domain.problem import KERNELS
 from moetune.domain.space import sglang_grid
 from moetune.domain.text import printable
 from moetune.domain.version import parse_release, release_text
+from moetune.servers.other_kernel import with_own_entries
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
@@ -527,7 +528,7 @@ def _tables(
     return [
         TableFile(
             path=server.file_path(problem, kernel),
-            text=server.render_table(problem, table),
+            text=server.render_table(problem, with_own_entries(server, problem, table)),
             provenance=Provenance(
                 kind=Kind.MEASURED,
                 kernels=KERNELS if choices.down is None else (kernel,),

@@ -280,6 +280,7 @@ class Looked:
         findings: of lint, worst first.
         tables: of up and down as the server loads them; None: its default.
         picks: which entries each m uses.
+        other_kernel: the m at which the server runs a CUDA kernel of its own, in words; they have no pick.
     """
 
     server: Server
@@ -292,6 +293,7 @@ class Looked:
     findings: tuple[Finding, ...]
     tables: tuple[ConfigTable | None, ConfigTable | None] = (None, None)
     picks: tuple[Pick, ...] = ()
+    other_kernel: str = ""
 
     @property
     def is_no(self) -> bool:
@@ -339,6 +341,7 @@ class Verified:
             "problem": problem_to_json(looked.problem) if looked.problem and looked.complete else None,
             "known_from": looked.known_from,
             "note": looked.note,
+            "other_kernel": looked.other_kernel,
             "findings": [finding_to_json(found) for found in looked.findings],
             "gpu": rounded(to_json(self.gpu)),
             "entries": [rounded(entry.to_json()) for entry in self.entries],

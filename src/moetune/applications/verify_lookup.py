@@ -41,6 +41,7 @@ from moetune.domain.errors import ConfigFileError, InputError, MoetuneError
 from moetune.domain.file_names import FileName, parse_file_name
 from moetune.domain.problem import Kernel, Parallelism, Problem
 from moetune.domain.text import printable
+from moetune.servers.other_kernel import cuda_kernel_text
 from moetune.servers.protocol import ConfigTree, Lookup, Outcome, Server, ServerOptions
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class _Looking:
         separate = server.separate_down_file and tables["down"] is not None
         down = _or_default(tables["down"]) if separate else up
         usable = problem is not None and not any(file.unreadable for file in files) and (up or down)
+        other = "" if known is None or not known.complete else cuda_kernel_text(server, known.problem)
         return Looked(
             server=server,
             assumed=self._assumed,
@@ -146,6 +148,7 @@ class _Looking:
             complete=known is not None and known.complete,
             known_from=known_from,
             note="" if known is None else known.note,
+            other_kernel=other,
             files=tuple(files),
             findings=lint(self._lint_request(), self._environ).findings,
             tables=(up, down),

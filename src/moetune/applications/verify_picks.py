@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moetune.applications.verify_answer import Pick
 from moetune.domain.coverage import probe_ms
 from moetune.domain.keys import LARGEST_M
+from moetune.servers.other_kernel import cuda_kernel_until
 
 if TYPE_CHECKING:
     from moetune.applications.verify_answer import VerifyRequest
@@ -24,6 +25,8 @@ def picks_of(
 ) -> tuple[Pick, ...]:
     """The stretches of m that are served by one pair of entries, each at every key that lies in it.
 
+    Those at which the server runs a CUDA kernel of its own are none of them.
+
     A stretch without a key (two tables with different keys) stands there with its first m.
 
     Args:
@@ -36,12 +39,15 @@ def picks_of(
     tables = [table for table in (up, down) if table is not None]
     keys = {key for table in tables for key, _ in table.entries}
     last = min(max(request.max_m, *keys), LARGEST_M)
-    switches = [switch for switch in server.default_switches(problem) if switch < last]
-    firsts = {1} | {span.first for table in tables for span in table.spans(last)}
+    start = cuda_kernel_until(server, problem) + 1
+    if start > last:
+        return ()
+    switches = [switch for switch in server.default_switches(problem) if start <= switch < last]
+    firsts = {start} | {span.first for table in tables for span in table.spans(last)}
     if up is None or down is None:
         firsts |= {switch + 1 for switch in switches}
-    between = set(probe_ms(tables[0], switches, last)) if request.between else set()
-    starts = sorted(firsts)
+    between = set(probe_ms(tables[0], switches, last, start)) if request.between else set()
+    starts = sorted(first for first in firsts if first >= start)
     ends = [*(start - 1 for start in starts[1:]), last]
     picks = []
     for first, end in zip(starts, ends, strict=True):

@@ -135,6 +135,10 @@ def _lookups(server: ServerChoice, part: GpuPlan) -> Iterator[tuple[str, str]]:
 
 
 def _defaults(part: GpuPlan) -> Iterator[tuple[str, str]]:
+    last = part.cuda_kernel_until
+    if last:
+        ms = "m = 1" if last == 1 else f"m from 1 to {last}"
+        yield "fallback", Prose(f"{ms}: a CUDA kernel of the server runs there; entries leave its tile to it")
     for regime in part.defaults:
         ms = f"m from {regime.first_m} to {regime.last_m}" if regime.last_m else f"m from {regime.first_m} on"
         if regime.last_m == regime.first_m:

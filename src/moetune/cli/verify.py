@@ -157,6 +157,7 @@ def _known(looked: Looked) -> Iterator[tuple[str, str]]:
         sizes += f", K={problem.K}, topk {problem.topk}, from {looked.known_from}"
     yield "problem", Prose(f"{problem.gpu.torch_name}: {sizes}")
     yield "note", Prose(looked.note)
+    yield "not measured", Prose(looked.other_kernel)
 
 
 def _show_findings(sink: Sink, looked: Looked) -> None:

@@ -65,12 +65,14 @@ class Covered:
     probed: tuple[int, ...]
 
 
-def probe_ms(table: ConfigTable, switches: Iterable[int], largest_m: int) -> tuple[int, ...]:
+def probe_ms(
+    table: ConfigTable, switches: Iterable[int], largest_m: int, first_m: int = 1
+) -> tuple[int, ...]:
     """The m to look at: keys, both ends of each key's span, both sides of each switch."""
     spans = table.spans(largest_m)
     ends = {end for span in spans for end in (span.first, span.last)}
     sides = {side for switch in switches for side in (switch, switch + 1)}
-    return tuple(sorted(m for m in {*table.keys(), *ends, *sides} if 1 <= m <= largest_m))
+    return tuple(sorted(m for m in {*table.keys(), *ends, *sides} if first_m <= m <= largest_m))
 
 
 def check_coverage(
@@ -119,6 +121,7 @@ def choose_covering(
     first_few: int = FIRST_FEW,
     veto: bool = True,
     max_added: int = MAX_ADDED,
+    first_m: int = 1,
 ) -> Covered:
     """Choose for each key, and add keys until no m is served worse than by the default.
 
@@ -135,6 +138,7 @@ def choose_covering(
         first_few: see `choose`.
         veto: see `choose`.
         max_added: keys to add at most.
+        first_m: the smallest m at which these entries are used.
     """
     points = {m: point_at(m) for m in ms}
     asked = frozenset(points)
@@ -143,7 +147,7 @@ def choose_covering(
         choices = choose(
             list(points.values()), one_file=one_file, noise=noise, tie=tie, first_few=first_few, veto=veto
         )
-        probes = probe_ms(choices.up, switches, largest_m)
+        probes = probe_ms(choices.up, switches, largest_m, first_m)
         probed.update(probes)
         shortfalls = check_coverage(choices.up, choices.down, default_at, times_at, probes, noise=noise)
         room = max_added - (len(points) - len(asked))

@@ -77,7 +77,9 @@ def parse_traffic(text: str) -> Traffic:
     return tuple(sorted(found.items()))
 
 
-def m_keys(switches: Iterable[int], largest_m: int = 8192, own: Sequence[tuple[int, float]] = ()) -> Keys:
+def m_keys(
+    switches: Iterable[int], largest_m: int = 8192, own: Sequence[tuple[int, float]] = (), first_m: int = 1
+) -> Keys:
     """The keys that cover what a server can meet.
 
     Args:
@@ -85,6 +87,7 @@ def m_keys(switches: Iterable[int], largest_m: int = 8192, own: Sequence[tuple[i
         largest_m: the largest m that the server can meet: its prefill chunk.
         own: the user's own traffic. Its m take the place of the standard keys; the ends and both
             sides of each switch stay, for a file replaces the default at every m.
+        first_m: the smallest m at which the server runs the Triton kernel, at most the largest one.
 
     Returns:
         The keys, and the traffic: the user's own, else every key alike.
@@ -92,8 +95,8 @@ def m_keys(switches: Iterable[int], largest_m: int = 8192, own: Sequence[tuple[i
     last = max([largest_m, *(m for m, _ in own)])
     wanted = {m for m, _ in own} or {*STANDARD_KEYS, *_doublings(STANDARD_KEYS[-1], last)}
     sides = {side for switch in switches for side in (switch, switch + 1)}
-    ms = tuple(sorted(m for m in {1, last} | wanted | sides if 1 <= m <= last))
-    traffic = tuple(sorted(own)) or tuple((m, 1.0) for m in ms)
+    ms = tuple(sorted(m for m in {first_m, last} | wanted | sides if first_m <= m <= last))
+    traffic = tuple(sorted(pair for pair in own if pair[0] >= first_m)) or tuple((m, 1.0) for m in ms)
     total = math.fsum(weight for _, weight in traffic)
     return Keys(ms, tuple((m, weight / total) for m, weight in traffic))
 

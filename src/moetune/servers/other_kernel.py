@@ -48,14 +48,14 @@ def cuda_kernel_text(server: Server, problem: Problem) -> str:
 
 
 def own_entries(server: Server, problem: Problem) -> tuple[tuple[int, KernelConfig], ...]:
-    """The server's default at both ends of each stretch of such m in which its BLOCK_SIZE_M is one."""
+    """The server's default at such m: where its BLOCK_SIZE_M changes, and at powers of two between."""
     last = cuda_kernel_until(server, problem)
     entries = [(m, server.default_config(problem, "up", m)) for m in range(1, last + 1)]
     sizes = [None, *(config.block_size_m for _, config in entries), None]
     return tuple(
-        entry
-        for place, entry in enumerate(entries, 1)
-        if sizes[place] != sizes[place - 1] or sizes[place] != sizes[place + 1]
+        (m, config)
+        for m, config in entries
+        if sizes[m] != sizes[m - 1] or sizes[m] != sizes[m + 1] or m & (m - 1) == 0
     )
 
 
