@@ -25,9 +25,11 @@ from benchmarks.findings_pdl import pdl
 
 PAGE = ROOT / "docs" / "findings.md"
 TABLES: dict[str, Callable[[], list[str]]] = {
+    "noise": grid.noise,
     "rarity": grid.rarity,
     "recorded-twice": grid.recorded_twice,
     "drawing": grid.drawing,
+    "walking-downhill": search.walking_downhill,
     "near-floor": machine.near_floor,
     "defaults": grid.defaults,
     "default-shares": grid.default_shares,
@@ -40,11 +42,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "unseen-shapes": choice.unseen_shapes,
     "one-for-both": choice.one_for_both,
     "frozen-keys": keys.frozen_keys,
-    "smaller-grids": keys.smaller_grids,
     "one-step": search.one_step,
-    "walking-downhill": search.walking_downhill,
+    "smaller-grids": keys.smaller_grids,
     "outside": machine.outside,
-    "noise": grid.noise,
     "cold": machine.cold,
     "pdl": pdl,
 }

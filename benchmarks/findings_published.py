@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import zipfile
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,6 +81,7 @@ class Copied:
 
 def collect(wheels: list[Path]) -> list[Copied]:
     """Score every published file on every recorded cell that it fits."""
+    from training.published import RELEASES as PUBLISHED
     from training.published import Published, read_published
 
     files: dict[tuple[str, str], list[Published]] = defaultdict(list)
@@ -90,6 +92,7 @@ def collect(wheels: list[Path]) -> list[Copied]:
         cells[cell.problem.E, cell.problem.N, cell.dtype].append(cell)
     whole_grid = {cell.recording for cell in (*own(), *theirs())}
     shown = {name: server for server, (name, _) in RELEASES.items()}
+    archives = {name: zipfile.ZipFile(path) for (name, _), path in zip(PUBLISHED, wheels, strict=True)}
     found = []
     for (server, path), entries in sorted(files.items()):
         problem, kernels = entries[0].problem, entries[0].kernels
@@ -99,7 +102,8 @@ def collect(wheels: list[Path]) -> list[Copied]:
         ):
             continue
         dtype = DTYPES[quantization.dtype.value != "bf16"]
-        published = ConfigTable(tuple((entry.m, entry.winner) for entry in entries))
+        # The whole table: entries with USE_TMA, which were not recorded, are picked too.
+        published = ConfigTable.parse(archives[server].read(path), path, frozenset({"triton_version"}))
         for cell in cells[problem.E, problem.N, dtype]:
             if cell.kernel in kernels:
                 picked = published.get(published.nearest_key(cell.m))
@@ -113,7 +117,7 @@ def collect(wheels: list[Path]) -> list[Copied]:
                         dtype,
                         cell.kernel,
                         cell.m,
-                        _rounded(cell.loss(config)),
+                        None if picked.use_tma else _rounded(cell.loss(config)),
                         _rounded(cell.loss(default_of(shown[server], cell))),
                         cell.recording in whole_grid,
                         len(kernels) == 1,
