@@ -123,35 +123,29 @@ def test_with_our_file_the_wheel_runs_there_what_it_runs_without(version: str, t
         name = server.file_name(problem, "up")
         (with_file / "configs" / name).write_text(server.render_table(problem, table))
         w1, w2 = Case(problem, 1).shapes(version)
-        group = problem.quantization.group_size
+        block = [0, problem.quantization.group_size or 0]
+        ms = range(1, until + 40)
         found: dict[Path, list[dict[str, int]]] = {}
         for module in (with_file, without):
             with functions.world(H200.torch_name, module=module):
-                found[module] = [
-                    dict(
-                        functions.try_get_optimal_moe_config(
-                            w1, w2, topk, "int4_w4a16", m, [0, problem.quantization.group_size]
-                        )
-                    )
-                    for m in range(1, until + 40)
-                ]
-                is_cuda = [
-                    functions.should_moe_wna16_use_cuda(m * topk, group, problem.E, 4)
-                    for m in range(1, until + 40)
+                picked = [
+                    functions.try_get_optimal_moe_config(w1, w2, topk, "int4_w4a16", m, block) for m in ms
                 ]
                 if until:
-                    assert is_cuda == [m <= until for m in range(1, until + 40)]
-                for m in range(1, until + 1):
-                    for kernel in KERNELS:
-                        config = found[module][m - 1]
-                        found[module][m - 1] = config | fill(
-                            functions, version, Case(problem, m), kernel, config
-                        )
+                    is_cuda = [
+                        functions.should_moe_wna16_use_cuda(m * topk, block[1], problem.E, 4) for m in ms
+                    ]
+                    assert is_cuda == [m <= until for m in ms]
+                found[module] = [
+                    fill(functions, version, Case(problem, m), kernel, dict(picked[m - 1]))
+                    for m in range(1, until + 1)
+                    for kernel in KERNELS
+                ]
+            if module is with_file:
+                assert all(config["BLOCK_SIZE_M"] == 64 for config in picked[until:])
         sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
-        for m in range(1, until + 1):
-            here, there = found[with_file][m - 1], found[without][m - 1]
-            assert [here[size] for size in sizes] == [there[size] for size in sizes], (problem, m)
-        assert all(config["BLOCK_SIZE_M"] == 64 for config in found[with_file][until:])
+        for here, there in zip(found[with_file], found[without], strict=True):
+            assert [here[size] for size in sizes] == [there[size] for size in sizes], problem
 
 
 def test_the_checks_are_those_of_the_wheels_library() -> None:
