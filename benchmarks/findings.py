@@ -22,6 +22,7 @@ from benchmarks import findings_published as published
 from benchmarks import findings_search as search
 from benchmarks.findings_data import ROOT
 from benchmarks.findings_pdl import pdl
+from benchmarks.findings_routing import routing
 
 PAGE = ROOT / "docs" / "findings.md"
 TABLES: dict[str, Callable[[], list[str]]] = {
@@ -47,6 +48,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "outside": machine.outside,
     "cold": machine.cold,
     "pdl": pdl,
+    "routing": routing,
 }
 """Name of a table to what makes it, in the order of the page."""
 
