@@ -92,7 +92,17 @@ def test_equal_inputs_give_equal_bytes_without_time_host_or_path() -> None:
     # The keys are the whole list: whatever is added must not depend on when and where it ran.
     assert set(json.loads(text)) == {
         *("schema", "moetune", "kind", "kernels", "one_file", "config_sha256", "fingerprint", "identity"),
-        *("problem", "model", "conditions", "checks", "familiarity", "added_keys", "shortfalls", "entries"),
+        *(
+            "problem",
+            "model",
+            "kernel",
+            "conditions",
+            "checks",
+            "familiarity",
+            "added_keys",
+            "shortfalls",
+            "entries",
+        ),
     }
 
 

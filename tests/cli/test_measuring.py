@@ -25,7 +25,11 @@ from tests.cli.test_schemas import validate
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTHING = {"budget": None, "devices": (), "only": None, "python": None, "routing": None, "share_gpu": False}
+NOTHING = {
+    **dict.fromkeys(("budget", "kernel", "only", "python", "routing", "server_files")),
+    "devices": (),
+    "share_gpu": False,
+}
 ARGUMENTS = ["tune", "Qwen/Qwen3.5-122B-A10B", "--tp", "4", "--server", "sglang", "--offline"]
 
 

@@ -72,7 +72,7 @@ INSTALL = ("install", "root", "yes", "copy_shipped", "state")
 # Files of a running server that only plan reads: test_bounds.py.
 BOUNDS = ("trace", "server_log")
 # These say how to measure: test_measuring.py.
-MEASURE = ("budget", "devices", "only", "python", "routing", "share_gpu")
+MEASURE = ("budget", "devices", "kernel", "only", "python", "routing", "server_files", "share_gpu")
 
 
 def parse(command: click.Command, arguments: list[str], kind: type[Request]) -> Request:

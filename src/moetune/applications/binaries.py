@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from moetune.applications.targets import Target
     from moetune.domain.problem import Problem
+    from moetune.domain.server_kernel import KernelFile
     from moetune.servers.protocol import Server
 
 
@@ -21,13 +22,14 @@ class Binaries:
     Args:
         server: the release whose launches count.
         problem: the problem.
+        kernel_file: the server's file whose kernel is timed; None: moetune's own kernel.
 
     Attributes:
         compiled: binaries that are in the cache.
     """
 
-    def __init__(self, server: Server, problem: Problem) -> None:
-        self._server, self._problem = server, problem
+    def __init__(self, server: Server, problem: Problem, kernel_file: KernelFile | None = None) -> None:
+        self._server, self._problem, self._kernel_file = server, problem, kernel_file
         self._tasks: dict[Target, CompileTask] = {}
         self.compiled: dict[CompileTask, CompileResult] = {}
 
@@ -43,7 +45,7 @@ class Binaries:
             )
             if not kinds:
                 return f"at m {target.m} the server runs a CUDA kernel, which moetune does not have"
-            task = compile_task(launch, self._problem, kinds[0])
+            task = compile_task(launch, self._problem, kinds[0], self._kernel_file)
             if isinstance(task, str):
                 return task
             self._tasks[target] = task

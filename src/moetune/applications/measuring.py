@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from moetune.applications.journal import Journal
     from moetune.domain.config import KernelConfig
     from moetune.domain.problem import Kernel, Problem
+    from moetune.domain.server_kernel import KernelFile
     from moetune.measure.protocol import DeviceFacts
     from moetune.servers.protocol import Server
 
@@ -61,6 +62,7 @@ class Laboratory:
         pool: how is compiled; its interpreter is the command's.
         seed: of data, routings and the order of measurements.
         recording: path of what the problem's routing `recorded:ID` means.
+        kernel_file: the server's file whose kernel is timed; None: moetune's own kernel.
         progress: called after each measurement.
 
     Attributes:
@@ -86,6 +88,7 @@ class Laboratory:
         pool: CompilePool | None = None,
         seed: int = 0,
         recording: str = "",
+        kernel_file: KernelFile | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         command = command or WorkerCommand()
@@ -101,7 +104,7 @@ class Laboratory:
         self.compilations = 0
         self.drifts: list[float] = []
         self._equipment = Equipment(journal, workload, uuids, command, pool)
-        self.binaries = Binaries(server, problem)
+        self.binaries = Binaries(server, problem, kernel_file)
         self._backlog = Backlog(random.Random(seed))
         self._anchor: Target | None = None
         self._requests = Requests()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,14 @@ from moetune.applications.provenance import (
 from moetune.domain.errors import InputError, OutputError
 from moetune.domain.identity import differences, fingerprint, identity
 from moetune.domain.safe_json import DEFAULT_LIMITS
+from moetune.domain.server_kernel import OWN
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from moetune.domain.problem import Problem
 
 # The union of both servers' names (source: get_config_file_name of sglang 0.5.23 and vllm 0.33.0).
 # A device name may hold whatever torch reports but what would end a component of the path or the
@@ -190,7 +193,7 @@ def _same_text(
     ours = {} if recorded_bytes == text.encode() else {beside: text}
     if recorded is None or force or recorded.config_sha256 != text_sha256(file.text):
         return _Plan(State.UNCHANGED, ours)
-    if recorded.fingerprint != fingerprint(file.provenance.problem):
+    if not _same_problem(file.provenance.problem, recorded):
         said = differences(identity(file.provenance.problem), recorded.identity)
         return _Plan(State.UNCHANGED, {}, shared_with=said or "another problem")
     if _knows_less(file.provenance, recorded):
@@ -204,12 +207,20 @@ def _conflict(file: TableFile, content: bytes, recorded: Recorded | None) -> str
         return "exists, and moetune did not write it"
     if recorded.config_sha256 != text_sha256(content.decode("utf-8", "replace")):
         return "was changed since moetune wrote it"
-    if recorded.fingerprint != fingerprint(file.provenance.problem):
+    if not _same_problem(file.provenance.problem, recorded):
         said = differences(identity(file.provenance.problem), recorded.identity)
         return f"is for another problem that shares its name: {said or 'by its fingerprint'}"
     if _knows_less(file.provenance, recorded):
         return f"holds {recorded.kind.value} configs, and these are {file.provenance.kind.value}"
     return ""
+
+
+def _same_problem(problem: Problem, recorded: Recorded) -> bool:
+    """Whether a file is for the same problem, whichever kernel was timed for it."""
+    if recorded.fingerprint == fingerprint(problem):
+        return True
+    here = identity(replace(problem, kernel_source=OWN))
+    return here == {**recorded.identity, "kernel_source": OWN}
 
 
 def _knows_less(provenance: Provenance | Borrowed, recorded: Recorded) -> bool:

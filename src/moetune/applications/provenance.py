@@ -239,6 +239,7 @@ def _document(provenance: Provenance, config_text: str) -> dict[str, Any]:
         "identity": identity(provenance.problem),
         "problem": problem_to_json(provenance.problem),
         "model": provenance.model,
+        "kernel": provenance.problem.kernel_source,
         "conditions": rounded(to_json(provenance.conditions)),
         "checks": to_json(provenance.checks),
         "familiarity": rounded(to_json(provenance.familiarity)),

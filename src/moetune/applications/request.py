@@ -12,6 +12,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.keys import LARGEST_M, Traffic, parse_traffic
 from moetune.domain.model import LayerOverrides
 from moetune.domain.problem import Parallelism
+from moetune.domain.server_kernel import OWN
 from moetune.servers.protocol import ServerOptions
 
 DEFAULT_MAX_M = 8192
@@ -141,6 +142,11 @@ class Request:
     def measured_routing(self) -> str:
         """The routing of the problem; the performance model knows the uniform one."""
         return "uniform"
+
+    @property
+    def measured_kernel(self) -> str:
+        """The kernel source of the problem: what is not measured stands for moetune's own kernel."""
+        return OWN
 
     @property
     def overrides(self) -> LayerOverrides:

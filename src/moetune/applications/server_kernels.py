@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moetune.applications.environment import find_installed
+from moetune.applications.environment import SERVERS, find_installed
 from moetune.domain.compilation import CompileTask
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import InputError, ServerError
@@ -114,6 +114,30 @@ def choose_kernel(
         return KernelChoice(asked, None, error.message)
 
 
+def measured_server(
+    name: str | None, version: str | None, python: str, files: str | Path | None
+) -> tuple[str | None, str | None]:
+    """Server and version that are meant where they are not said: those that are there where is measured.
+
+    Args:
+        name: of the server, if it was said.
+        version: likewise.
+        python: the interpreter that measures.
+        files: the folder of a server's files, if one was named.
+
+    Returns:
+        Both, None for what is not there either.
+    """
+    names = SERVERS if name is None else (name.strip().lower(),)
+    if version is not None or (files is None and python == sys.executable):
+        return name, version
+    for one in names:
+        found = version_in(one, Path(files)) if files is not None else _installed(one, python)[0]
+        if found is not None:
+            return one, found
+    return name, version
+
+
 def kernel_in(server: Server, folder: Path) -> KernelFile:
     """The kernel in a folder that holds the files of a server's wheel.
 
@@ -175,13 +199,13 @@ def _installed(name: str, python: str) -> tuple[str | None, Path | None]:
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
-        version, folder = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
-        raise InputError(
-            f"{printable(python, 200)} does not answer as a Python interpreter",
-            "give that of the server's environment with --python",
-        ) from None
-    return (printable(version, _MAX_VERSION) if version else None), (Path(folder) if folder else None)
+        return None, None  # what measures will say what is wrong with it
+    if not (isinstance(answer, list) and len(answer) == 2 and all(isinstance(item, str) for item in answer)):
+        return None, None
+    version, folder = answer
+    return printable(version, _MAX_VERSION), Path(folder)
 
 
 def _kernel_below(server: Server, root: Path) -> KernelFile:

@@ -19,12 +19,13 @@ from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
 from moetune.applications.measuring import Laboratory
 from moetune.applications.output import TableFile, Written, write_tables
-from moetune.applications.planning import Plan, make_plan
+from moetune.applications.planning import Plan, make_plan, open_asked
 from moetune.applications.predicting import forecast, keys_for
 from moetune.applications.provenance import Check, Conditions, Kind, Provenance, rounded
 from moetune.applications.rates import rate
 from moetune.applications.request import TuneRequest
 from moetune.applications.routing_store import UNIFORM, AskedRouting, ask_routing
+from moetune.applications.server_kernels import AUTO, KernelChoice, choose_kernel, measured_server
 from moetune.applications.start_from import configs_of
 from moetune.applications.targets import NotMeasurableError, Progress, Target
 from moetune.applications.tuning import command_to_use, look_again
@@ -34,6 +35,7 @@ from moetune.domain.codec import to_json
 from moetune.domain.errors import InputError, MoetuneError, UnknownGpuError
 from moetune.domain.predict import PerformanceModel
 from moetune.domain.problem import KERNELS
+from moetune.domain.server_kernel import OWN
 from moetune.domain.space import sglang_grid
 from moetune.domain.text import printable
 from moetune.domain.version import parse_release, release_text
@@ -79,6 +81,10 @@ class MeasureRequest(TuneRequest):
         state: where runs are kept; None takes MOETUNE_STATE, else the XDG state directory.
         share_gpu: go on although something else computes on the GPU.
         routing: `uniform`, `zipf:S`, or the files of a recording.
+        kernel: which kernel is timed: `server`: the server's, of the environment that measures; `own`:
+            moetune's; `auto`: the server's where it is there in the version that is tuned for.
+        server_files: a folder with the Python files of a server, whose kernel is timed.
+        kernel_source: what came of that choice; found out by measuring.
         seed: of data, routings and the order of measurements.
     """
 
@@ -90,6 +96,9 @@ class MeasureRequest(TuneRequest):
     state: str | Path | None = None
     share_gpu: bool = False
     routing: str = UNIFORM
+    kernel: str = AUTO
+    server_files: str | Path | None = None
+    kernel_source: str = OWN
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,6 +117,11 @@ class MeasureRequest(TuneRequest):
     def measured_routing(self) -> str:
         """The routing of the problem."""
         return self.routing
+
+    @property
+    def measured_kernel(self) -> str:
+        """The kernel source of the problem."""
+        return self.kernel_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,7 @@ class MeasuredTuning:
         landscape: what was measured as a landscape; only of an exhaustive run.
         throttled: why the GPU ran slower than it could at some time; empty when it did not.
         routing_remarks: what a person should know of the recording that was measured under.
+        kernel: which kernel was timed, and why.
         facts: the GPU and the software that measured; None where nothing had to be measured.
         found: the server's own lookup, pointed to `out`, finds every file.
         replaces_shipped: pointed to `out`, the server no longer reads the files that it ships.
@@ -151,6 +166,7 @@ class MeasuredTuning:
     landscape: Path | None
     throttled: tuple[str, ...]
     routing_remarks: tuple[str, ...]
+    kernel: KernelChoice
     facts: DeviceFacts | None
     found: bool
     replaces_shipped: bool
@@ -183,6 +199,7 @@ class MeasuredTuning:
             "routing": part.problem.routing,
             "routing_remarks": list(self.routing_remarks),
             "kernel_source": part.problem.kernel_source,
+            "kernel": to_json(self.kernel),
             "noise": measured.noise,
             "spread": measured.spread,
             "gain": measured.gain,
@@ -267,17 +284,28 @@ def tune_measured(
     if request.triton_version is None:
         # Times are those of the Triton that measures, whatever the newest server pins.
         request = replace(request, triton_version=triton_of(request.python or sys.executable))
+    request, kernel = with_kernel(request)
     effort = _effort(request)
     routing = ask_routing(request.routing, state_root(request.state, environ), request.python)
     request = replace(request, routing=routing.name)
     with ExitStack() as stack:
-        run = _Run(request, effort, environ, devices, command, pool, live, started, stack, routing)
+        run = _Run(request, effort, environ, devices, command, pool, live, started, stack, routing, kernel)
         plan = make_plan(request, environ, run.prepare)
         part = plan.gpus[0]
         if run.tuner is None or part.problem is None or part.predicted is None:
             raise NotMeasurableError(part.reason, "`moetune plan` says more")
         measured, landscape = run.measure()
         return _written(request, effort, plan, part, measured, run, landscape, environ, started)
+
+
+def with_kernel(request: MeasureRequest) -> tuple[MeasureRequest, KernelChoice]:
+    """The request for the server that is there where is measured, and which kernel is timed."""
+    python = request.python or sys.executable
+    name, version = measured_server(request.server, request.server_version, python, request.server_files)
+    request = replace(request, server=name, server_version=version)
+    server, _, _ = open_asked(request)
+    kernel = choose_kernel(request.kernel, server, python, request.server_files)
+    return replace(request, kernel_source=kernel.source), kernel
 
 
 def triton_of(python: str) -> str | None:
@@ -373,10 +401,12 @@ class _Run:
         started: float,
         stack: ExitStack,
         routing: AskedRouting,
+        kernel: KernelChoice,
     ) -> None:
         self._request, self._effort, self._environ, self._devices = request, effort, environ, devices
         self._command, self._pool, self._live = command, pool, live
         self._started, self._stack, self._routing = started, stack, routing
+        self.kernel = kernel
         self.routing_remarks: tuple[str, ...] = ()
         self._health = HealthMonitor(devices[0].uuid)
         self._looked, self._last = 0.0, Health()
@@ -410,6 +440,7 @@ class _Run:
                 pool=self._pool,
                 seed=request.seed,
                 recording=self._routing.path,
+                kernel_file=self.kernel.file,
                 progress=self._tell,
             )
         )
@@ -509,6 +540,7 @@ def _written(
         landscape=landscape,
         throttled=tuple(run.throttled),
         routing_remarks=run.routing_remarks,
+        kernel=run.kernel,
         facts=facts,
         found=found,
         replaces_shipped=replaces,

@@ -12,6 +12,7 @@ from moetune.applications.install_checks import FATAL
 from moetune.applications.lint_report import finding_to_json
 from moetune.applications.provenance import rounded
 from moetune.applications.request import DEFAULT_MAX_M
+from moetune.applications.server_kernels import AUTO, KernelChoice
 from moetune.domain.codec import to_json
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import InputError
@@ -49,6 +50,8 @@ class VerifyRequest:
         require_gpu: entries that cannot be measured are an error.
         devices: places of the GPUs in the driver's order; empty takes the first of the files' kind.
         python: the interpreter that measures, of an environment with torch and Triton.
+        kernel: which kernel is timed, as for tuning: `auto`, `own` or `server`.
+        server_files: a folder with the Python files of a server, whose kernel is timed.
         share_gpu: go on although something else computes on the GPU.
         state: where runs are kept; None takes MOETUNE_STATE, else the XDG state directory.
         seed: of data and routings; each seed has a journal of its own.
@@ -72,6 +75,8 @@ class VerifyRequest:
     require_gpu: bool = False
     devices: tuple[int, ...] = ()
     python: str | None = None
+    kernel: str = AUTO
+    server_files: Path | None = None
     share_gpu: bool = False
     state: str | Path | None = None
     seed: int = 0
@@ -251,6 +256,7 @@ class GpuPart:
         throttled: why the GPU ran slower than it could at some time.
         journal: where all of it stands.
         remarks: what a person should know about these numbers.
+        kernel: which kernel was timed; None where nothing was measured.
     """
 
     reason: str = ""
@@ -262,6 +268,7 @@ class GpuPart:
     throttled: tuple[str, ...] = ()
     journal: str = ""
     remarks: tuple[str, ...] = ()
+    kernel: KernelChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

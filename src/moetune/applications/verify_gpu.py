@@ -7,6 +7,7 @@ GPU and seed, with data and routings that the tuning has not seen.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from moetune.applications.journal import Journal, state_root
 from moetune.applications.measuring import Laboratory
 from moetune.applications.questions import check_config, time_layer
 from moetune.applications.routing_store import kept_for
+from moetune.applications.server_kernels import choose_kernel
 from moetune.applications.targets import Progress, Target
 from moetune.applications.tuning_finals import NOISE_FLOOR, other_routing
 from moetune.applications.tuning_measured import Live
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from moetune.applications.compiling import CompilePool
     from moetune.applications.nvml import Device
     from moetune.domain.problem import Kernel, Problem
+    from moetune.domain.server_kernel import KernelFile
     from moetune.measure.protocol import LayerTimed
 
 _ROUNDS, _SKEWED_ROUNDS = 15, 9
@@ -65,7 +68,11 @@ def measure(
     lacks_recording = problem.routing.startswith(PREFIX) and recording is None
     if lacks_recording:
         problem = replace(problem, routing="uniform")
-    why = _why_no_kernel(looked, problem)
+    kernel = choose_kernel(
+        request.kernel, looked.server, request.python or sys.executable, request.server_files
+    )
+    problem = replace(problem, kernel_source=kernel.source)
+    why = _why_no_kernel(looked, problem, kernel.file)
     if why:
         return GpuPart(reason=why), tuple(Entry(pick, why=why) for pick in looked.picks)
     uuids = [device.uuid for device in devices]
@@ -83,6 +90,7 @@ def measure(
             pool=pool,
             seed=_SEED_STEP * (request.seed + 1),
             recording="" if recording is None else str(recording),
+            kernel_file=kernel.file,
             progress=watch.see,
         ) as laboratory,
     ):
@@ -98,15 +106,16 @@ def measure(
             throttled=tuple(watch.throttled),
             journal=str(journal.path),
             remarks=tuple(_remarks(looked, facts, lacks_recording)),
+            kernel=kernel,
         )
     return part, entries
 
 
-def _why_no_kernel(looked: Looked, problem: Problem) -> str:
-    """Why moetune's own kernel cannot stand for this problem; empty when it can."""
+def _why_no_kernel(looked: Looked, problem: Problem, kernel_file: KernelFile | None) -> str:
+    """Why the kernel cannot be launched for this problem; empty when it can."""
     m = looked.picks[0].m
     default = looked.server.default_config(problem, "up", m)
-    task = compile_task(looked.server.launch(problem, "up", default), problem)
+    task = compile_task(looked.server.launch(problem, "up", default), problem, kernel_file=kernel_file)
     return f"cannot measure this problem: {task}" if isinstance(task, str) else ""
 
 

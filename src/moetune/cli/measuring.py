@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from moetune.applications.server_kernels import AUTO, CHOICES
 from moetune.cli.options import exit_code, request_from
 from moetune.cli.output import Prose, clean
 from moetune.cli.tables import Column, Table
@@ -32,6 +34,21 @@ EFFORT = click.option(
     "three. exhaustive: every config of the grid. [default: quick where a GPU and Triton are here "
     "and no --gpu is named, else predict]",
 )
+KERNEL = (
+    click.option(
+        "--kernel",
+        type=click.Choice(CHOICES),
+        help="Whose kernel is timed: the server's that is installed where is measured, or moetune's own. "
+        "[default: auto: the server's where it is there in the version that is tuned for]",
+    ),
+    click.option(
+        "--server-files",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Time the kernel in a folder that a server's wheel was unpacked into. Its kernel functions are "
+        "compiled and run; name only a folder that you trust.",
+    ),
+)
 MEASURE = (
     click.option("--budget", type=float, metavar="SECONDS", help="Wall clock of measuring."),
     click.option("--devices", metavar="N,...", help="Numbers of the GPUs that share the work. [default: 0]"),
@@ -47,10 +64,11 @@ MEASURE = (
         help="uniform, zipf:S, or the files of a recording: a directory of topk_ids_layer*.pt, or a dump of "
         "SGLang's recorder. [default: uniform]",
     ),
+    *KERNEL,
     click.option("--share-gpu", is_flag=True, help="Measure although something else computes on the GPU."),
 )
 _SHOWN_FAILURES = 8
-_NAMES = ("budget", "devices", "only", "python", "routing", "share_gpu")
+_NAMES = ("budget", "devices", "kernel", "only", "python", "routing", "server_files", "share_gpu")
 
 
 def take_measure(values: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +124,7 @@ def measure_and_show(
     from moetune.cli.report import show_plan
 
     measure["routing"] = measure["routing"] or UNIFORM
+    measure["kernel"] = measure["kernel"] or AUTO
     request = request_from({**values, **measure, "effort": effort}, MeasureRequest)
     line = LiveLine(sink)
     try:
@@ -261,6 +280,7 @@ def _summary(tuned: MeasuredTuning) -> Iterator[tuple[str, str]]:
     configs = ", ".join(f"{count} {kernel}" for kernel, count in measured.configs.items())
     times = f"{measured.measured} times in {tuned.seconds:.1f} s, {measured.known} known before"
     yield "measured", Prose(f"{times}; {configs} configs")
+    yield "kernel", Prose(tuned.kernel.text)
     worst = max((item.relative_error / item.tolerance for item in measured.numerics), default=None)
     if worst is not None:
         compared = f"{len(measured.numerics)} configs against an fp32 reference"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moetune.applications.request import DEFAULT_MAX_M
+from moetune.applications.server_kernels import AUTO
 from moetune.cli.install import STATE
-from moetune.cli.measuring import LiveLine, parse_devices
+from moetune.cli.measuring import KERNEL, LiveLine, parse_devices
 from moetune.cli.options import OUTPUT, sink_from, with_options
 from moetune.cli.output import Prose
 from moetune.cli.tables import Column, Table
@@ -65,6 +66,7 @@ found out. --exit-zero turns 1 into 0."""
 @click.option("--between", is_flag=True, help="Measure between the keys too, and where the default changes.")
 @click.option("--devices", metavar="N,...", help="Numbers of the GPUs. [default: the first of that kind]")
 @click.option("--python", metavar="PATH", help="Measure with this interpreter. [default: this one]")
+@with_options(*KERNEL)
 @click.option("--share-gpu", is_flag=True, help="Measure although something else computes on the GPU.")
 @click.option(
     "--seed",
@@ -89,6 +91,7 @@ def verify(**values: Any) -> int:  # noqa: ANN401 - click's values
     from moetune.applications.verify_answer import VerifyRequest
 
     values["devices"] = parse_devices(values["devices"])
+    values["kernel"] = values["kernel"] or AUTO
     request = VerifyRequest(**values)
     line = LiveLine(sink)
     try:
@@ -244,6 +247,8 @@ def _summary(one: Verified) -> Iterator[tuple[str, str]]:
         where = ", ".join(dict.fromkeys(gpu.devices))
         known = f"{gpu.measured} measurements" if gpu.measured else "nothing new, all was in the journal"
         yield "measured", Prose(f"on {where}: {known}")
+        if gpu.kernel is not None:
+            yield "kernel", Prose(gpu.kernel.text)
         yield "journal", gpu.journal
         if gpu.throttled:
             yield "beware", Prose(f"the GPU was slowed by {' and '.join(gpu.throttled)} at times")
