@@ -32,7 +32,11 @@ REQUEST = (
         "--redundant-experts", type=int, default=0, show_default=True, help="Experts held twice (EPLB)."
     ),
     # what the checkpoint says, by hand
-    click.option("--quant", metavar="NAME", help="Quantization of the experts: fp8, awq, bf16, ..."),
+    click.option(
+        "--quant",
+        metavar="NAME",
+        help="Quantization of the experts: fp8-block, int4[32], awq, ...; a wrong name lists them.",
+    ),
     click.option("--experts", type=int, help="Routed experts of a layer."),
     click.option("--topk", type=int, help="Experts a token goes to."),
     click.option("--hidden", type=int, help="Hidden size."),

@@ -76,6 +76,8 @@ def quantization_text(quantization: Quantization) -> str:
         words.append(f"in groups of {quantization.group_size}")
     if quantization.per_channel:
         words.append("per channel")
+    if quantization.zero_point:
+        words.append("with zero points")
     return " ".join(words)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moetune.domain.launch import Launch, LaunchClass
     from moetune.domain.model import ExpertLayer
     from moetune.domain.problem import Kernel, Parallelism, Problem
+    from moetune.domain.quantization import Quantization
 
 DIRECTORY_VARIABLE = "SGLANG_MOE_CONFIG_DIR"
 
@@ -82,10 +83,15 @@ class SGLang:
                 device=self.device_name(problem.gpu),
                 dtype=names.dtype_tag(quantization.dtype, problem.activation_dtype),
                 block_shape=quantization.block_shape,
-                per_channel=quantization.per_channel and self._rules.has(Feature.PER_CHANNEL_NAME),
+                per_channel=self._has_channels(quantization),
                 down=kernel == "down" and self.separate_down_file,
             )
         )
+
+    def _has_channels(self, quantization: Quantization) -> bool:
+        # No layer of SGLang asks for it with 16-bit activations (calls with `use_int8_w8a16`).
+        channels = quantization.per_channel and quantization.dtype.activation_bits == 8
+        return channels and self._rules.has(Feature.PER_CHANNEL_NAME)
 
     def file_path(self, problem: Problem, kernel: Kernel) -> str:
         """`configs/triton_X_Y_Z/{name}`."""
