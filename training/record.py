@@ -1,12 +1,14 @@
 """Record landscapes of many shapes in every format on one H200, for training the performance model.
 
     python -m training.record measure --cache CACHE --out RECORD.jsonl --budget 520
+    python -m training.record measure --cache CACHE --out PICKS.jsonl --only PICKS.json
     python -m training.record collect RECORD.jsonl... --out training/landscapes
 
 `measure` times moetune's own kernel as `moetune tune` does (cold weights, a routing for each launch, the
 launches of a CUDA graph, PDL and divisibility as SGLang 0.5.23 has them), in two passes with routings of
 their own. It compiles beside the measuring, appends each time to its file at once, and goes on from what
-the file and the cache hold. It needs a GPU, torch and Triton. `collect` writes `NAME.csv.gz` and
+the file and the cache hold. It needs a GPU, torch and Triton. With `--only` it times the configs that a
+file names, `{"LANDSCAPE": {"up 64": [[16, 32, 64, 1, 4, 3], ...]}}`. `collect` writes `NAME.csv.gz` and
 `NAME.json` a shape and format, in the form that `moetune replay` reads: `median_us` is the first pass,
 `second_us` the second, so that what is chosen on one can be judged on the other.
 """
@@ -35,6 +37,7 @@ from moetune.applications.compile_service import CompileBroken, Compiled, Compil
 from moetune.applications.compiling import CompilePool
 from moetune.domain.compilation import CompileResult, CompileTask, Depth
 from moetune.domain.config import KernelConfig
+from moetune.domain.problem import KERNELS, Kernel
 from training.dataset import LANDSCAPES, load_landscapes
 from training.record_plan import (
     Job,
@@ -44,6 +47,7 @@ from training.record_plan import (
     binary_key,
     configs_of,
     jobs,
+    named_units,
     units_of,
     with_what_shares,
 )
@@ -183,6 +187,21 @@ def submit_left(
             binaries.submit(replace(unit, tasks=tasks), 1000 * number + place)
 
 
+def named_plan(path: Path) -> dict[Job, list[Unit]]:
+    """The jobs, kernels, m and configs that a file names."""
+    named = json.loads(path.read_text())
+    kernels: dict[str, Kernel] = {kernel: kernel for kernel in KERNELS}
+    plan = {}
+    for job in jobs():
+        wanted = {}
+        for place, configs in named.get(job.name, {}).items():
+            kernel, m = place.split()
+            wanted[kernels[kernel], int(m)] = [KernelConfig(*values) for values in configs]
+        if wanted:
+            plan[job] = named_units(job, wanted, PASSES)
+    return plan
+
+
 def measure(arguments: argparse.Namespace) -> int:
     """Compile and time until all is done or the time is up."""
     started = time.monotonic()
@@ -191,9 +210,9 @@ def measure(arguments: argparse.Namespace) -> int:
     cache = arguments.cache.resolve()
     record, binaries = Record(arguments.out), Binaries(cache, arguments.workers)
     try:
-        plan: dict[Job, list[Unit]] = {}
+        plan: dict[Job, list[Unit]] = named_plan(arguments.only) if arguments.only else {}
         configs: dict[str, list[KernelConfig]] = {}
-        for job in jobs():
+        for job in [] if arguments.only else jobs():
             if job.format not in configs:
                 configs[job.format] = configs_of(job.format, known)
             plan[job] = units_of(job, configs[job.format], PASSES)
@@ -226,6 +245,7 @@ def main() -> int:
     one.add_argument("--cache", type=Path, required=True, help="of compiled kernels")
     one.add_argument("--budget", type=float, default=520.0, help="seconds in all")
     one.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 1, 1))
+    one.add_argument("--only", type=Path, metavar="JSON", help="time what this file names")
     one.add_argument("--compile-only", action="store_true")
     one.add_argument("--since", type=float, help=argparse.SUPPRESS)
     other = verbs.add_parser("collect")

@@ -289,16 +289,23 @@ class Unit:
 def units_of(job: Job, configs: Sequence[KernelConfig], passes: int) -> list[Unit]:
     """The units of a job, one pass after the other."""
     problem = problem_of(job)
-    first = []
+    wanted: dict[tuple[Kernel, int], list[KernelConfig]] = {}
     for m in SHAPES[job.shape].ms:
         rows_per_expert = max(1.0, m * problem.topk / problem.E)
-        for kernel in KERNELS:
-            tasks = {
-                config: binary(problem, kernel, m, config)
-                for config in configs
-                if fits_rows(config, rows_per_expert)
-            }
-            first.append(Unit(job, 1, kernel, m, tasks))
+        fitting = [config for config in configs if fits_rows(config, rows_per_expert)]
+        wanted |= dict.fromkeys(((kernel, m) for kernel in KERNELS), fitting)
+    return named_units(job, wanted, passes)
+
+
+def named_units(
+    job: Job, wanted: Mapping[tuple[Kernel, int], Sequence[KernelConfig]], passes: int
+) -> list[Unit]:
+    """The units of a job whose configs are named."""
+    problem = problem_of(job)
+    first = [
+        Unit(job, 1, kernel, m, {config: binary(problem, kernel, m, config) for config in configs})
+        for (kernel, m), configs in wanted.items()
+    ]
     return [replace(unit, number=number) for number in range(1, passes + 1) for unit in first]
 
 

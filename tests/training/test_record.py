@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from training.record import collect, submit_left
+from training.record import collect, named_plan, submit_left
 from training.record_plan import (
     FORMATS,
     SHAPES,
@@ -236,6 +236,19 @@ def test_jobs_that_share_binaries_come_behind_one_another() -> None:
         order.index(Job(shape, "int4-g128")) for shape in ("qwen3-30b-a3b_tp1", "synthetic-e512-n768")
     )
     assert second == first + 1
+
+
+def test_what_a_file_names_is_planned_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "picks.json"
+    path.write_text(
+        json.dumps({JOB.name: {"up 64": [[256, 64, 64, 1, 8, 3]], "down 1": [[16, 64, 64, 1, 4, 2]]}})
+    )
+    (units,) = named_plan(path).values()
+    assert [(unit.number, unit.kernel, unit.m) for unit in units] == [
+        *((1, "up", 64), (1, "down", 1)),
+        *((2, "up", 64), (2, "down", 1)),
+    ]
+    assert list(units[0].tasks) == [KernelConfig(256, 64, 64, 1, 8, 3)]
 
 
 def test_a_run_out_of_time_says_so_and_keeps_what_it_has(tmp_path: Path) -> None:
