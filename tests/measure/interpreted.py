@@ -32,6 +32,8 @@ class Case:
         group_size: weights along K that share a scale.
         zero_point: groups have a zero point of their own.
         summed: the kernel adds up the topk results of each token.
+        in_order: rows lie in the order of the sorted slots, those that up writes or down reads.
+        by_descriptor: tiles come through descriptors, those of the weights and of rows in order.
     """
 
     kernel: str = "up"
@@ -53,6 +55,8 @@ class Case:
     group_size: int = 0
     zero_point: bool = False
     summed: bool = False
+    in_order: bool = False
+    by_descriptor: bool = False
 
 
 @dataclass(frozen=True)

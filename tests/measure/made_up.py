@@ -10,7 +10,7 @@ import torch
 from moetune.domain.config import KernelConfig
 from moetune.domain.kernel_format import Scales
 from moetune.domain.launch import Launch
-from moetune.measure.alignment import ELSEWHERE, align
+from moetune.measure.alignment import ELSEWHERE, align, in_order, places_of_slots
 from moetune.measure.dequantizing_kernel import run_dequantizing_gemm
 from moetune.measure.kernels import run_grouped_gemm
 from moetune.measure.reference import grouped_gemm, relative_error, summed
@@ -108,9 +108,6 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
 
     x = numbers(operand, rows, case.k)
     weights = numbers(_TYPES[case.weight or case.operand], case.experts, case.n, case.k)
-    if device == "cpu":
-        x, weights = _guarded(x), _guarded(weights)
-    x, weights = x.to(device), weights.to(device)
     x_scales = weight_scales = None
     if case.block:
         groups, blocks = -(-case.k // case.block), -(-case.n // case.block)
@@ -123,36 +120,56 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
     bias = normal(case.experts, case.n).to(output).to(device) * 10 if case.bias else None
     slot_weights = torch.rand(slots, generator=random).to(device)
 
-    buffer, out = _poisoned(case.tokens if case.summed else slots, case.n, output, device)
+    m, n, k, group = case.config
+    alignment = align(expert_of_slot.to(device), case.experts, m, case.padded_multiple)
+    places = places_of_slots(alignment, slots)
+    given, given_scales = x.to(device), x_scales
+    if case.in_order and not up:
+        given = in_order(given, places, alignment.padded_length)
+        if x_scales is not None and len(x_scales) == slots:
+            given_scales = in_order(x_scales, places, alignment.padded_length)
+    stored = weights.to(device)
+    if device == "cpu":
+        # What Triton reads through a descriptor it may read whole: its interpreter does so.
+        whole = case.by_descriptor, case.by_descriptor and case.in_order and not up
+        given, stored = (
+            values if is_whole else _guarded(values)
+            for values, is_whole in ((given, whole[1]), (stored, whole[0]))
+        )
+
+    out_rows = case.tokens if case.summed else alignment.padded_length if case.in_order and up else slots
+    buffer, out = _poisoned(out_rows, case.n, output, device)
     if case.summed:
         out.zero_()
-    m, n, k, group = case.config
     launch = Launch(
         kernel="up" if up else "down",
-        config=KernelConfig(m, n, k, group, num_warps, num_stages),
+        config=KernelConfig(m, n, k, group, num_warps, num_stages, use_tma=case.by_descriptor),
         a_bits=8 * x.element_size(),
         b_bits=8 * weights.element_size(),
         block_k=case.block,
         swap_ab=case.swap_ab,
         sum_topk=case.topk if case.summed else 0,
+        weights_by_tma=case.by_descriptor,
+        sorted_input=case.in_order and not up,
+        sorted_output=case.in_order and up,
     )
     run_grouped_gemm(
         launch,
-        x,
-        weights,
+        given,
+        stored,
         out,
-        align(expert_of_slot.to(device), case.experts, m, case.padded_multiple),
+        alignment,
         top_k=top_k,
         slot_weights=slot_weights,
         bias=bias,
-        x_scales=x_scales,
+        x_scales=given_scales,
         weight_scales=weight_scales,
         block_n=case.block,
         channel_scales=case.scales == Scales.CHANNEL.value,
     )
     expected = grouped_gemm(
-        x,
-        weights,
+        x.to(device),
+        weights.to(device),
         expert_of_slot.to(device),
         top_k,
         slot_weights=None if up else slot_weights,
@@ -161,7 +178,20 @@ def run_case(case: Case, device: str, num_warps: int = 4, num_stages: int = 2) -
         weight_scales=weight_scales,
         block_shape=(case.block, case.block) if case.block else None,
     )
+    if case.in_order and up:
+        out, expected = _written_in_order(out, expected, places, expert_of_slot.reshape(-1).to(device))
     return _outcome(buffer, out, summed(expected, case.topk) if case.summed else expected)
+
+
+def _written_in_order(
+    out: torch.Tensor, expected: torch.Tensor, places: torch.Tensor, experts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of this rank's slots; NaN where a row that is no slot's was written."""
+    here = experts != ELSEWHERE
+    others = torch.ones(len(out), dtype=torch.bool, device=out.device)
+    others[places[here]] = False
+    assert out[others].isnan().all(), "a row of padding, or of another rank, was written"
+    return out[places[here]], expected[here]
 
 
 def _outcome(buffer: torch.Tensor, out: torch.Tensor, expected: torch.Tensor) -> Outcome:

@@ -17,6 +17,7 @@ from moetune.applications.compile_service import CompileService
 from moetune.applications.compiling import CompilePool
 from moetune.domain.compilation import CompileTask, Depth, compile_task
 from moetune.domain.config import KernelConfig
+from moetune.domain.launch import Launch
 from moetune.domain.problem import KERNELS
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.measure.protocol import (
@@ -55,8 +56,10 @@ def test_the_kernel_is_right_on_the_gpu(name: str) -> None:
     assert outcome.untouched
 
 
-def binary(problem: Any, kernel: Any, m: int, config: KernelConfig) -> CompileTask:
-    launch = SERVER.launch(problem, kernel, config)
+def binary(
+    problem: Any, kernel: Any, m: int, config: KernelConfig, launch: Launch | None = None
+) -> CompileTask:
+    launch = launch or SERVER.launch(problem, kernel, config)
     (kind,) = SERVER.launch_classes(problem, kernel, (m,), config.block_size_m)
     task = compile_task(launch, problem, kind)
     assert isinstance(task, CompileTask)

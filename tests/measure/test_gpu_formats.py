@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.measure.protocol import CheckTask, LayerPair, LayerTask, TimeTask, Workload
 from moetune.measure.tolerance import sum_factor
+from moetune.servers.registry import open_server
 from tests.applications.fake_machine import PROBLEM
 from tests.measure.made_up import run_case
 from tests.measure.test_formats import CORRECT, limit_of
 from tests.measure.test_gpu import answers, binary
+from tests.measure.test_sorted_rows import IN_ORDER
 from tests.measure.test_summed import SUMMED
 
 if TYPE_CHECKING:
@@ -41,6 +44,16 @@ def test_every_sum_over_topk_is_right_on_the_gpu(name: str) -> None:
     case = SUMMED[name]
     outcome = run_case(case, "cuda")
     assert outcome.relative_error <= limit_of(case) * sum_factor(case.topk)
+    assert outcome.untouched
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_rows_in_sorted_order_are_right_on_the_gpu(name: str) -> None:
+    case = IN_ORDER[name]
+    outcome = run_case(case, "cuda")
+    limit = limit_of(case) * (sum_factor(case.topk) if case.summed else 1.0)
+    assert outcome.relative_error <= limit
+    assert outcome.worst_row_error <= 3 * limit
     assert outcome.untouched
 
 
@@ -99,3 +112,50 @@ def test_every_format_is_measured(name: str, tmp_path: Path) -> None:
     for layer in layers:
         first, second = (sorted(row)[len(row) // 2] for row in layer["samples_us"])
         assert first == pytest.approx(second, rel=0.03), "the same pair twice"
+
+
+SORTED = {
+    "bf16": replace(PROBLEM, K=2048, N=512, file_n=512),
+    "fp8 by block": _problem(Dtype.FP8_W8A8, block_shape=(128, 128), dynamic_activation=True),
+    "int8 by block": PROBLEMS["int8 by block"],
+    "fp8 by tensor, static": PROBLEMS["fp8 by tensor, static"],
+    "bf16, summed": SUMMING["bf16, summed"],
+    "experts of other ranks": replace(PROBLEM, K=2048, N=512, file_n=512, E=64, global_experts=256, ep=4),
+}
+
+
+@pytest.mark.parametrize("name", SORTED)
+def test_a_pair_with_sorted_rows_is_measured(name: str, tmp_path: Path) -> None:
+    """USE_TMA in the down config: each kernel alone, and the pair beside the plain pair in the layer."""
+    problem, ms = SORTED[name], (1, 64, 1024)
+    server = open_server("sglang", "0.5.23", "3.6.0")
+    pairs: dict[tuple[int, KernelConfig, bool], LayerPair] = {}
+    for m, config, by_tma in itertools.product(ms, CONFIGS, (False, True)):
+        down = replace(config, use_tma=by_tma)
+        pairs[m, config, by_tma] = LayerPair(
+            binary(problem, "up", m, config, server.launch(problem, "up", config, None, down)),
+            binary(problem, "down", m, down, server.launch(problem, "down", down, config)),
+        )
+    sorted_tasks = [
+        (task, m) for (m, _, by_tma), one in pairs.items() if by_tma for task in (one.up, one.down)
+    ]
+    requests = [
+        Workload(problem, ms),
+        *(TimeTask(task, m) for task, m in sorted_tasks),
+        *(CheckTask(task, m) for task, m in sorted_tasks),
+        *(LayerTask(m, (pairs[m, c, False], pairs[m, c, True]), "uniform", 9) for m in ms for c in CONFIGS),
+    ]
+    tasks = {task for one in pairs.values() for task in (one.up, one.down)}
+    _, *rest = answers(tmp_path / "cache", tasks, requests)
+    found = [answer["ok"] for answer in rest]
+    count = len(sorted_tasks)
+    for timed in found[:count]:
+        assert timed["compilations"] == 0
+        assert timed["reuse_bytes"] >= 3 * timed["l2_bytes"] > 0
+    for checked in found[count : 2 * count]:
+        assert 1e-5 < checked["relative_error"] <= checked["tolerance"]
+    for layer in found[2 * count :]:
+        assert layer["compilations"] == 0
+        plain, by_tma = (sorted(row)[len(row) // 2] for row in layer["samples_us"])
+        print(f"{name}: plain {plain:.2f} us, USE_TMA {by_tma:.2f} us")  # noqa: T201 - what the lead reads
+        assert 0.3 < by_tma / plain < 3

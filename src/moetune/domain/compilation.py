@@ -172,8 +172,10 @@ def compile_task(
     found = kernel_format(problem)
     if isinstance(found, str):
         return found
-    if launch.config.use_tma:
-        return "moetune's own kernel has no USE_TMA"
+    if launch.config.use_tma and launch.grouped:
+        return "the kernel for weights in groups has no USE_TMA"
+    if launch.config.use_tma and kernel_file is not None:
+        return f"USE_TMA is not launched on the kernel of {kernel_file.server} here, only on moetune's own"
     major, minor = problem.gpu.compute_capability
     gemm = problem.gemm(launch.kernel)
     task = CompileTask(

@@ -32,6 +32,13 @@ class Launch:
             (`fused_moe_kernel_gptq_awq` of both servers).
         sum_topk: experts a token goes to where the kernel adds their results into one row of an output of
             zeros, by atomic additions; 0: each slot has a row of its own.
+        weights_by_tma: tiles of the weights are loaded through a tensor descriptor.
+        sorted_input: activations lie in the order of the sorted and padded slots, and their tiles are
+            loaded through a tensor descriptor.
+        sorted_output: rows are written in that order.
+        skips_padding: with sorted_input, what stands between the kernels leaves out the rows that are
+            padding.
+        wrong_numbers: why the server computes wrong numbers with this launch; empty: it does not.
     """
 
     kernel: Kernel
@@ -45,6 +52,11 @@ class Launch:
     integers: bool = False
     grouped: bool = False
     sum_topk: int = 0
+    weights_by_tma: bool = False
+    sorted_input: bool = False
+    sorted_output: bool = False
+    skips_padding: bool = False
+    wrong_numbers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,15 @@ _MIN_TENSOR_CORE_COLUMNS = 16
 _BARRIER_BYTES = 16
 """Barriers that a tcgen05 loop waits on."""
 
+_FIRST_WITH_TMA = (9, 0)
+"""Before it Triton turns descriptors into pointers."""
+
+_MBARRIER_BYTES = 8
+"""What one stage of a tile that comes through a descriptor waits on."""
+
+_TMA_EPILOGUE_THREAD_BYTES = 128
+"""Seen with tcgen05, one stage and 256x256 in block fp8, where weights alone come through a descriptor."""
+
 _SCALE_SCRATCH_ROWS = 64
 """From this length on a vector of scales changes its layout through shared memory, below by shuffles."""
 
@@ -159,12 +168,16 @@ def dot_path(launch: Launch, compute_capability: tuple[int, int]) -> DotPath:
     return offered.dot_path if fits else DotPath.MMA_SYNC
 
 
-def shared_memory_is_exact(launch: Launch) -> bool:
+def shared_memory_is_exact(launch: Launch, compute_capability: tuple[int, int] | None = None) -> bool:
     """Whether the closed form is the number and not an upper bound.
 
-    It is known for operands of the same bits, for 8-bit weights with 16-bit activations, and for weights
+    Where descriptors are turned into pointers, their tiles are not copied ahead and take less. Else it is
+    known for operands of the same bits, for 8-bit weights with 16-bit activations, and for weights
     in groups; for others, which no kernel here has, the conversion of the weights is bounded.
     """
+    by_descriptor = launch.sorted_input or launch.weights_by_tma
+    if by_descriptor and compute_capability is not None and compute_capability < _FIRST_WITH_TMA:
+        return False
     return launch.a_bits == launch.b_bits or launch.grouped or (launch.a_bits, launch.b_bits) == (16, 8)
 
 
@@ -173,7 +186,8 @@ def shared_memory_bytes(launch: Launch, compute_capability: tuple[int, int]) -> 
 
     The K loop copies tiles of activations and weights ahead, asynchronously: `num_stages - 1` of
     them where mma.sync reads its operands into registers first, `num_stages` where wgmma or tcgen05
-    reads the tile that it works on from shared memory. What follows the loop reuses that memory.
+    reads the tile that it works on from shared memory. What follows the loop reuses that memory. Tiles
+    that come through descriptors are copied ahead however small they are, and each stage has a barrier.
 
     Raises:
         UnknownGpuError: when the compute capability has no rule here.
@@ -183,15 +197,22 @@ def shared_memory_bytes(launch: Launch, compute_capability: tuple[int, int]) -> 
     path = dot_path(launch, compute_capability)
     copies = max(config.num_stages - (path is DotPath.MMA_SYNC), 1)
     threads = WARP * config.num_warps
+    has_tma = compute_capability >= _FIRST_WITH_TMA
+    by_tma = has_tma and launch.sorted_input, has_tma and launch.weights_by_tma
+    activations = config.block_size_m * config.block_size_k * launch.a_bits // 8
     loop = (
-        _copied_bytes(config.block_size_m * config.block_size_k * launch.a_bits // 8, copies, path, threads)
-        + _weight_bytes(launch, path, copies, threads)
+        (activations * copies if by_tma[0] else _copied_bytes(activations, copies, path, threads))
+        + _weight_bytes(launch, path, copies, threads, by_tma[1])
         + _scale_scratch_bytes(launch, path)
     )
+    if any(by_tma):
+        loop += _MBARRIER_BYTES * (sum(by_tma) * copies + 1)
     if path is DotPath.TCGEN05:
         loop += _BARRIER_BYTES
 
     thread_bytes = offered.epilogue_thread_bytes_by_warps.get(config.num_warps, offered.epilogue_thread_bytes)
+    if any(by_tma) and path is DotPath.TCGEN05:
+        thread_bytes = max(thread_bytes, _TMA_EPILOGUE_THREAD_BYTES)
     epilogue = min(config.block_size_m * config.block_size_n * 2, thread_bytes * threads)
     return max(loop, epilogue)
 
@@ -203,7 +224,7 @@ def _copied_bytes(tile: int, copies: int, path: DotPath, threads: int) -> int:
     return tile * (2 if path is DotPath.TCGEN05 else 1)
 
 
-def _weight_bytes(launch: Launch, path: DotPath, copies: int, threads: int) -> int:
+def _weight_bytes(launch: Launch, path: DotPath, copies: int, threads: int, by_tma: bool) -> int:
     """Shared memory of the weights in the K loop.
 
     Weights that are converted go through registers. What the pipeline holds of them is never read by
@@ -214,6 +235,8 @@ def _weight_bytes(launch: Launch, path: DotPath, copies: int, threads: int) -> i
     config = launch.config
     weights = config.block_size_n * config.block_size_k
     stored, converted = weights * max(launch.b_bits, 8) // 8, weights * launch.a_bits // 8
+    if launch.a_bits == launch.b_bits and by_tma:
+        return stored * copies
     if launch.a_bits == launch.b_bits:
         return _copied_bytes(stored, copies, path, threads)
     if not shared_memory_is_exact(launch):

@@ -264,7 +264,11 @@ def _too_many_threads(launch: Launch, target: _Target) -> str | None:
 def _shared_memory(launch: Launch, target: _Target, *, exact: bool) -> str | None:
     limit = _smem_limit_bytes(target.gpu)
     on_nvidia = target.compute_capability is not None
-    known = resources.shared_memory_is_exact(launch) if on_nvidia else launch.a_bits == launch.b_bits
+    known = (
+        resources.shared_memory_is_exact(launch, target.compute_capability)
+        if on_nvidia
+        else launch.a_bits == launch.b_bits
+    )
     if limit is None or known is not exact:
         return None
     if target.compute_capability is not None:
@@ -325,6 +329,10 @@ def _scale_group_cut(launch: Launch, _: _Target) -> str | None:
         f"BLOCK_SIZE_K {size} does not divide the quantization group of {block_k}: "
         "one scale is applied to a whole tile"
     )
+
+
+def _server_is_wrong(launch: Launch, _: _Target) -> str | None:
+    return launch.wrong_numbers or None
 
 
 def _registers_short(launch: Launch, target: _Target) -> str | None:
@@ -403,11 +411,17 @@ SCALE_GROUP = Constraint(
     Kind.WRONG_NUMBERS,
     "the kernel reads one scale for each K tile, so BLOCK_SIZE_K has to divide the group",
 )
+SERVER_WRONG = Constraint(
+    "the server's own fault",
+    Kind.WRONG_NUMBERS,
+    "the server reads or writes rows in sorted order at the wrong places (sglang 0.5.23 wheel and older: "
+    "fused_moe_triton_kernels.py, fused_moe.py)",
+)
 MAYBE_SHARED_MEMORY = Constraint(
     "perhaps over the shared memory",
     Kind.NOT_WORTH_TRYING,
     "how much the conversion of weights to 16 bits takes is bounded, not known, but for int8 and for groups "
-    "on NVIDIA",
+    "on NVIDIA; and USE_TMA before compute capability 9.0, where descriptors are pointers",
 )
 REGISTERS = Constraint(
     "accumulators over the registers",
@@ -441,6 +455,7 @@ _CHECKS: tuple[_Check, ...] = (
     (WGMMA_REGISTERS, _wgmma_short_of_registers),
     (COMPILER_FAILURE, _compiler_fails),
     (SCALE_GROUP, _scale_group_cut),
+    (SERVER_WRONG, _server_is_wrong),
     (MAYBE_SHARED_MEMORY, _maybe_over_shared_memory),
     (REGISTERS, _registers_short),
     (IDLE_WARPS, _warps_idle),

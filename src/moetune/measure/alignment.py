@@ -104,3 +104,20 @@ def each_alone(expert_of_slot: torch.Tensor, block_size_m: int) -> Alignment:
     slot_ids[:, 0] = torch.arange(slots, dtype=torch.int32, device=experts.device)
     used = torch.full((1,), slots * block_size_m, dtype=torch.int32, device=experts.device)
     return Alignment(slot_ids.reshape(-1), experts.int(), used)
+
+
+def places_of_slots(alignment: Alignment, slots: int) -> torch.Tensor:
+    """Where each slot stands among the sorted and padded ones."""
+    ids = alignment.slot_ids
+    # Padding, which is no slot, lands behind the last one.
+    places = torch.zeros(slots + 1, dtype=torch.int64, device=ids.device)
+    places[ids.long()] = torch.arange(ids.numel(), device=ids.device)
+    return places[:slots]
+
+
+def in_order(rows: torch.Tensor, places: torch.Tensor, length: int) -> torch.Tensor:
+    """Rows of slots in sorted order; rows of padding hold NaN, or 1 where a type has none."""
+    filler = float("nan") if rows.dtype.is_floating_point else 1
+    found = torch.full((length, *rows.shape[1:]), filler, device=rows.device).to(rows.dtype)
+    found[places] = rows
+    return found

@@ -49,6 +49,9 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errn
 _LEAST_FREE_BYTES = 1 << 20
 """With less, what the compiler leaves may be cut short, and ptxas does not say so."""
 
+_DESCRIPTOR = "tensordesc<"
+"""How Triton names the type of a tensor descriptor."""
+
 _STATUS_OF_ERROR = {
     # What Triton's front end says of the config.
     "CompilationError": CompileStatus.REFUSED,
@@ -130,6 +133,8 @@ def kernel_source(task: CompileTask) -> ASTSource:
             continue
         signature[name] = value if isinstance(value, str) else _integer_type(value)
         # Triton's own launch path names the arguments without a property too, and its cache looks at that.
+        if isinstance(value, str) and value.startswith(_DESCRIPTOR):
+            continue
         divisible = isinstance(value, str) or value % 16 == 0
         attributes[(index,)] = [["tt.divisibility", 16]] if divisible else []
     return ASTSource(kernel, signature, constants, attributes)
@@ -174,8 +179,13 @@ def _arguments(task: CompileTask) -> dict[str, Any]:
     groups = -(-task.k // task.launch.block_k) if by_block else int(scaled)
     blocks = -(-task.n // task.block_n) if by_block else task.n if by_channel else int(scaled)
     x_scaled = task.quantizes_activations
+    launch, config = task.launch, task.launch.config
+    rows, columns, depth = config.block_size_m, config.block_size_n, config.block_size_k
+    weight_type = task.weight_type or task.operand_type
     return {
         **_shared_arguments(task),
+        "x_desc": f"{_DESCRIPTOR}{task.operand_type}[{rows}, {depth}]>" if launch.sorted_input else None,
+        "w_desc": f"{_DESCRIPTOR}{weight_type}[1, {columns}, {depth}]>" if launch.weights_by_tma else None,
         "bias_ptr": f"*{task.output_type}" if task.bias else None,
         "x_scale_ptr": "*fp32" if x_scaled else None,
         "w_scale_ptr": "*fp32" if scaled else None,

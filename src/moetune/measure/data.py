@@ -2,24 +2,75 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from moetune.domain.kernel_format import Scales
 from moetune.domain.problem import KERNELS
-from moetune.measure.alignment import ELSEWHERE
+from moetune.measure.alignment import ELSEWHERE, places_of_slots
+from moetune.measure.between import SortedRows, activate, quantize
 from moetune.measure.dequantizing_kernel import run_dequantizing_gemm
 from moetune.measure.kernels import run_grouped_gemm
-from moetune.measure.operands import Operand, OperandMaker
+from moetune.measure.operands import LARGEST, TYPES, Operand, OperandMaker
 from moetune.measure.reference import grouped_gemm, summed
 from moetune.measure.server_kernel import run_server_kernel
+from moetune.measure.worker import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from moetune.domain.compilation import CompileTask
     from moetune.domain.kernel_format import KernelFormat
     from moetune.domain.problem import Kernel, Problem
     from moetune.measure.alignment import Alignment
+
+
+class SortedBuffers:
+    """Rows in sorted order, padding between them: allocated when they are asked for, as many as are.
+
+    Args:
+        problem: whose rows.
+        maker: makes activations.
+        device: where.
+    """
+
+    def __init__(self, problem: Problem, maker: OperandMaker, device: torch.device) -> None:
+        self._problem, self._maker, self._device = problem, maker, device
+        self._wide: torch.Tensor | None = None
+        self._activations: Operand | None = None
+
+    def wide(self, rows: int) -> torch.Tensor:
+        """`[rows, n]` output of the up kernel.
+
+        Raises:
+            ConfigError: where there is no room: other configs need none.
+        """
+        if self._wide is None or self._wide.shape[0] < rows:
+            n = self._problem.gemm("up").n
+            with _no_room():
+                self._wide = torch.empty(rows, n, dtype=self._maker.output, device=self._device)
+        return self._wide[:rows]
+
+    def activations(self, rows: int) -> Operand:
+        """`[rows, N]` input of the down kernel.
+
+        Raises:
+            ConfigError: where there is no room.
+        """
+        if self._activations is None or self._activations.values.shape[0] < rows:
+            with _no_room():
+                self._activations = self._maker.activations(rows, self._problem.N)
+        return self._activations.rows(rows)
+
+
+@contextmanager
+def _no_room() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ConfigError("the GPU has no room for rows in sorted order, padding between them") from None
 
 
 class Data:
@@ -61,15 +112,25 @@ class Data:
             self.outputs[kernel] = torch.empty(slots, gemm.n, dtype=self.output, device=device)
             self.biases[kernel] = self.maker.normal(problem.E, gemm.n, self.output) if problem.bias else None
         self.slot_weights = torch.rand(slots, generator=self._generator, device=device) + 0.1
+        self._sorted = SortedBuffers(problem, self.maker, device)
 
-    def output_rows(self, task: CompileTask, m: int) -> torch.Tensor:
-        """The rows that a binary writes at m: one for each slot, or for each token."""
+    def output_rows(self, task: CompileTask, m: int, alignment: Alignment) -> torch.Tensor:
+        """The rows that a binary writes at m: one for each slot, or token, or in sorted order."""
+        if task.launch.sorted_output:
+            return self._sorted.wide(alignment.padded_length)
         return self.outputs[task.launch.kernel][: m if task.launch.sum_topk else m * self.problem.topk]
 
-    def clear(self, task: CompileTask, m: int) -> None:
+    def clear(self, task: CompileTask, m: int, alignment: Alignment) -> None:
         """Set to zero what a binary adds to; a server does so before each launch of such a kernel."""
         if task.launch.sum_topk:
-            self.output_rows(task, m).zero_()
+            self.output_rows(task, m, alignment).zero_()
+
+    def input_rows(self, task: CompileTask, m: int, alignment: Alignment) -> Operand:
+        """The activations that a binary reads at m."""
+        if task.launch.sorted_input:
+            return self._sorted.activations(alignment.padded_length)
+        kernel = task.launch.kernel
+        return self.inputs[kernel].rows(m if kernel == "up" else m * self.problem.topk)
 
     def launch(
         self,
@@ -82,9 +143,9 @@ class Data:
     ) -> torch.Tensor:
         """Launch a binary at m, after `clear`; the output's rows."""
         kernel, slots = task.launch.kernel, m * self.problem.topk
-        given = x or self.inputs[kernel].rows(m if kernel == "up" else slots)
+        given = x or self.input_rows(task, m, alignment)
         weights = self.weights[kernel][copy % len(self.weights[kernel])]
-        out = self.output_rows(task, m)
+        out = self.output_rows(task, m, alignment)
         routing_weights = self.slot_weights[:slots] if slot_weights is None else slot_weights
         if task.kernel_file is not None:
             run_server_kernel(
@@ -130,26 +191,55 @@ class Data:
         )
         return out
 
-    def activated(self, m: int) -> torch.Tensor:
-        """What stands between the kernels, but for quantization."""
-        wide = self.outputs["up"][: m * self.problem.topk]
-        if self.problem.gated:
-            gate, up = wide.chunk(2, dim=1)
-            return torch.nn.functional.silu(gate) * up
-        return torch.nn.functional.silu(wide)
+    def between(
+        self, down: CompileTask, m: int, alignment: Alignment
+    ) -> tuple[torch.Tensor, SortedRows | None]:
+        """Activate what the up kernel wrote; the result, and which of its rows count where not all do."""
+        wide, only = self.outputs["up"][: m * self.problem.topk], None
+        if down.launch.sorted_input:
+            wide = self._sorted.wide(alignment.padded_length)
+            if down.launch.skips_padding:
+                only = SortedRows(alignment, m * self.problem.topk, down.launch.config.block_size_m)
+        narrow = torch.empty(wide.shape[0], self.problem.N, dtype=self.output, device=self.device)
+        activate(wide, narrow, gated=self.problem.gated, only=only)
+        return narrow, only
 
-    def reference(self, task: CompileTask, m: int, experts: torch.Tensor) -> torch.Tensor:
+    def quantized(self, values: torch.Tensor, only: SortedRows | None = None) -> Operand:
+        """Activations in the type of the operands; `only` leaves the other rows out."""
+        kind = self.maker.kind
+        if kind.scales is not Scales.BLOCK:
+            return self.maker.quantized(values)
+        rows, columns = values.shape
+        group_size, made = kind.block_shape[1], torch.empty_like(values, dtype=TYPES[kind.operand_type])
+        scales = torch.empty(rows, -(-columns // group_size), device=self.device)
+        quantize(values, made, scales, group_size=group_size, largest=LARGEST[made.dtype], only=only)
+        return Operand(made, scales)
+
+    def by_slot(
+        self, task: CompileTask, out: torch.Tensor, alignment: Alignment, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """The rows that a launch wrote, in the order of the slots; zeros for what another rank has."""
+        if not task.launch.sorted_output:
+            return out
+        flat = experts.reshape(-1)
+        rows = out[places_of_slots(alignment, flat.numel())]
+        return torch.where((flat == ELSEWHERE)[:, None], torch.zeros_like(rows), rows)
+
+    def reference(
+        self, task: CompileTask, m: int, alignment: Alignment, experts: torch.Tensor
+    ) -> torch.Tensor:
         """The result of a launch in fp32, made expert by expert: weights are large."""
         kernel = task.launch.kernel
         flat = experts.reshape(-1)
-        x = self.inputs[kernel].rows(m if kernel == "up" else flat.numel())
+        x = self.input_rows(task, m, alignment)
+        places = places_of_slots(alignment, flat.numel()) if task.launch.sorted_input else None
         weights, bias = self.weights[kernel][0], self.biases[kernel]
         result = torch.zeros(flat.numel(), task.n, device=self.device)
         for expert in flat.unique().tolist():
             if expert == ELSEWHERE:
                 continue
             slots = (flat == expert).nonzero().squeeze(1)
-            rows = slots // task.top_k
+            rows = slots // task.top_k if places is None else places[slots]
             result[slots] = grouped_gemm(
                 self.maker.meaning_of_activations(x.picked(rows)),
                 self.maker.meaning_of_weights(weights.picked(slice(expert, expert + 1))),

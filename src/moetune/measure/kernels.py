@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +67,10 @@ def add_tile(y_ptr, tile, row, is_slot, column, N, y_stride):
 @triton.jit
 def moe_grouped_gemm(
     x_ptr,  # [R, K] activations; R is M for up (top_k slots share a row), S for down (top_k 1)
+    x_desc,  # descriptor of [P, K] activations in the order of slot_ids, in the place of x_ptr; None
     w_ptr,  # [E, N, K] weights
-    y_ptr,  # [S, N] output, in the order of the slots; [S / sum_topk, N] zeros to add to
+    w_desc,  # descriptor of the weights, in the place of w_ptr; None
+    y_ptr,  # [S, N] output, in the order of the slots; [P, N] sorted; [S / sum_topk, N] zeros to add to
     bias_ptr,  # [E, N], or None
     x_scale_ptr,  # fp32: [R, K / block_k] block scales, [R] by row, [1] for all; None: not quantized
     w_scale_ptr,  # fp32: [E, N / block_n, K / block_k] block scales, [E, N] by channel, [E]; None
@@ -93,6 +96,7 @@ def moe_grouped_gemm(
     block_k: tl.constexpr,  # columns of the activations that share a scale, 0 without
     channel_scales: tl.constexpr,  # without block scales: a scale for each row and each column, not for all
     multiply_slot_weight: tl.constexpr,
+    sorted_output: tl.constexpr,  # rows are written in the order of slot_ids, padding between them
     sum_topk: tl.constexpr,  # slots that are added into one row of the output; 0: each has its own
     even_k: tl.constexpr,  # K is a multiple of BLOCK_SIZE_K
     swap_ab: tl.constexpr,  # compute the transposed dot: weights as the left operand
@@ -111,6 +115,10 @@ def moe_grouped_gemm(
     With block scales the sum over each K tile is multiplied by one activation scale a row and one
     weight scale a column: BLOCK_SIZE_K has to divide block_k, or the scales of all but the first
     group of a tile are not applied. That is the servers' behaviour too, so it is not asserted here.
+
+    With `x_desc` the activations lie in the order of `slot_ids`; their padding may hold anything. A scale by
+    row is then read at the slot's place, which is another row's, and only block scales are right: that too
+    is the servers' behaviour.
 
     With `sum_topk` the rows of a token's slots are added up in the output, in any order.
 
@@ -135,10 +143,12 @@ def moe_grouped_gemm(
     is_slot = slot < num_slots
     column = column_tile * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)
 
-    expert = tl.load(tile_expert_ptr + row_tile).to(tl.int64)
+    expert_number = tl.load(tile_expert_ptr + row_tile)
+    expert = expert_number.to(tl.int64)
     if expert == -1:
-        # The sum over the experts of a token reads every slot, where it is not made here.
-        if sum_topk == 0:
+        # The sum over the experts of a token reads every slot, where it is not made here. Rows in sorted
+        # order are read only by this expert's tiles.
+        if sum_topk == 0 and not sorted_output:
             zeros = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
             store_tile(y_ptr, zeros, slot, is_slot, column, N, y_stride)
         return
@@ -147,11 +157,16 @@ def moe_grouped_gemm(
     w_column = column % N
     k = tl.arange(0, BLOCK_SIZE_K)
     x_row = slot // top_k
-    x_ptrs = x_ptr + x_row[:, None] * x_stride + k[None, :]
-    w_ptrs = w_ptr + expert * w_stride_expert + k[:, None] + w_column[None, :] * w_stride_column
+    if x_desc is None:
+        x_ptrs = x_ptr + x_row[:, None] * x_stride + k[None, :]
+    if w_desc is None:
+        w_ptrs = w_ptr + expert * w_stride_expert + k[:, None] + w_column[None, :] * w_stride_column
 
     if block_k > 0:
-        x_scale_ptrs = x_scale_ptr + x_row * x_scale_stride
+        if x_desc is None:
+            x_scale_ptrs = x_scale_ptr + x_row * x_scale_stride
+        else:
+            x_scale_ptrs = x_scale_ptr + position * x_scale_stride
         # One scale for the whole tile where the tile lies inside one scale's columns.
         if BLOCK_SIZE_N > block_n:
             w_scale_column = w_column // block_n
@@ -176,11 +191,19 @@ def moe_grouped_gemm(
         total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
 
     for k_start in range(0, K, BLOCK_SIZE_K):
-        if even_k:
+        # A descriptor gives zeros past K and past N.
+        if x_desc is not None:
+            x = x_desc.load([row_tile * BLOCK_SIZE_M, k_start])
+        elif even_k:
             x = tl.load(x_ptrs, mask=is_slot[:, None], other=0.0)
-            w = tl.load(w_ptrs)
         else:
             x = tl.load(x_ptrs, mask=is_slot[:, None] & (k < K - k_start)[None, :], other=0.0)
+        if w_desc is not None:
+            w_tile = w_desc.load([expert_number, column_tile * BLOCK_SIZE_N, k_start])
+            w = w_tile.reshape(BLOCK_SIZE_N, BLOCK_SIZE_K).T
+        elif even_k:
+            w = tl.load(w_ptrs)
+        else:
             w = tl.load(w_ptrs, mask=(k < K - k_start)[:, None], other=0.0)
 
         if block_k > 0:
@@ -211,8 +234,10 @@ def moe_grouped_gemm(
             # there fails here too (256x64x64 with 4 warps in Triton 3.6, see compiler_failures.json).
             total += tl.dot(x, w)
 
-        x_ptrs += BLOCK_SIZE_K
-        w_ptrs += BLOCK_SIZE_K
+        if x_desc is None:
+            x_ptrs += BLOCK_SIZE_K
+        if w_desc is None:
+            w_ptrs += BLOCK_SIZE_K
 
     if swap_ab:
         total = tl.trans(total)
@@ -227,6 +252,8 @@ def moe_grouped_gemm(
         total *= tl.load(slot_weight_ptr + slot, mask=is_slot, other=0.0)[:, None]
     if sum_topk > 0:
         add_tile(y_ptr, total, slot // sum_topk, is_slot, column, N, y_stride)
+    elif sorted_output:
+        store_tile(y_ptr, total, position, is_slot, column, N, y_stride)
     else:
         store_tile(y_ptr, total, slot, is_slot, column, N, y_stride)
 
@@ -254,12 +281,12 @@ def run_grouped_gemm(
 
     Args:
         launch: config, kernel (`down` multiplies by the routing weights), block scales, swap_ab, PDL.
-        x: `[R, K]` activations.
+        x: `[R, K]` activations; `[P, K]` where the launch takes them sorted.
         weights: `[E, N, K]`.
-        out: `[S, N]`; where the launch sums over topk `[S / topk, N]` of zeros.
+        out: `[S, N]`; where the launch sums over topk `[S / topk, N]` of zeros; sorted `[P, N]`.
         alignment: slots sorted by expert for the config's BLOCK_SIZE_M.
         top_k: slots that share a row of x.
-        slot_weights: `[S]` fp32 routing weights.
+        slot_weights: `[S]` fp32 routing weights, for up too: they say how many slots there are.
         bias: `[E, N]`.
         x_scales: fp32, `[R, ceil(K / block_k)]` with block scales, `[R, 1]` by row, `[1, 1]` for all.
         weight_scales: fp32, `[E, ceil(N / block_n), ceil(K / block_k)]`, `[E, N, 1]`, `[E, 1, 1]`.
@@ -273,9 +300,15 @@ def run_grouped_gemm(
     options: dict[str, int | bool] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if launch.pdl:
         options["launch_pdl"] = True
+    x_desc = _described(x, config.block_size_m, config.block_size_k) if launch.sorted_input else None
+    w_desc = (
+        _described(weights, 1, config.block_size_n, config.block_size_k) if launch.weights_by_tma else None
+    )
     moe_grouped_gemm[(tiles * triton.cdiv(columns, config.block_size_n),)](
         x,
+        x_desc,
         weights,
+        w_desc,
         out,
         bias,
         x_scales,
@@ -287,7 +320,7 @@ def run_grouped_gemm(
         columns,
         k,
         alignment.padded_length,
-        out.shape[0] * (launch.sum_topk or 1),
+        slot_weights.numel(),
         x.stride(0),
         weights.stride(0),
         weights.stride(1),
@@ -308,6 +341,10 @@ def run_grouped_gemm(
     )
 
 
+def _described(values: torch.Tensor, *tile: int) -> TensorDescriptor:
+    return TensorDescriptor(values, list(values.shape), list(values.stride()), list(tile))
+
+
 def kernel_constants(
     launch: Launch,
     *,
@@ -325,6 +362,7 @@ def kernel_constants(
         "block_k": launch.block_k,
         "channel_scales": channel_scales,
         "multiply_slot_weight": launch.kernel == "down",
+        "sorted_output": launch.sorted_output,
         "sum_topk": launch.sum_topk,
         "even_k": k % config.block_size_k == 0,
         "swap_ab": launch.swap_ab,

@@ -17,6 +17,7 @@ from moetune.domain.kernel_format import kernel_format
 from moetune.domain.problem import KERNELS
 from moetune.measure import timing
 from moetune.measure.alignment import ELSEWHERE, Alignment, align, each_alone, padded_length
+from moetune.measure.between import HELPERS
 from moetune.measure.data import Data
 from moetune.measure.protocol import (
     Checked,
@@ -48,7 +49,7 @@ from moetune.measure.workload import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from moetune.domain.compilation import CompileTask
     from moetune.domain.problem import Kernel, Problem
@@ -76,14 +77,17 @@ class Routed:
 
 
 class Compilations:
-    """Counts the kernels that this process compiles instead of finding them in the cache."""
+    """Counts the kernels that this process compiles instead of finding them in the cache.
+
+    What stands between the grouped GEMMs belongs to no config and is compiled where it is needed.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         triton.knobs.compilation.listener = self._heard
 
-    def _heard(self, *, cache_hit: bool, **_: object) -> None:
-        self.count += not cache_hit
+    def _heard(self, *, cache_hit: bool, metadata: Mapping[str, object], **_: object) -> None:
+        self.count += not cache_hit and metadata["name"] not in HELPERS
 
 
 def padded_length_like(slots: int, experts: int, task: CompileTask) -> int:
@@ -253,7 +257,7 @@ class GpuBackend:
         alignments = self._alignments(task, m, routed)
 
         def launch(number: int) -> None:
-            data.clear(task, m)
+            data.clear(task, m, alignments[number])
             data.launch(task, m, alignments[number], number % routed.circle.copies)
             self._separator().add_(1)
 
@@ -299,12 +303,12 @@ class GpuBackend:
         generator = torch.Generator(device=self._device).manual_seed(task.seed)
         experts = self._routings.draw(task.m, data.problem.routing, generator)
         alignment = self._align(binary, experts)
-        data.outputs[binary.launch.kernel].fill_(float("nan"))
-        data.clear(binary, task.m)
+        data.output_rows(binary, task.m, alignment).fill_(float("nan"))
+        data.clear(binary, task.m, alignment)
         out = data.launch(binary, task.m, alignment, 0)
         torch.cuda.synchronize()
-        expected = data.reference(binary, task.m, experts)
-        error = relative_error(out, expected)
+        expected = data.reference(binary, task.m, alignment, experts)
+        error = relative_error(data.by_slot(binary, out, alignment, experts), expected)
         # What was not written is NaN still; JSON has neither that nor infinity.
         return Checked(error if math.isfinite(error) else _NOT_WRITTEN, tolerance_of(binary))
 
@@ -459,10 +463,10 @@ class GpuBackend:
 
         def launch(number: int) -> None:
             alignment = self._align(up, routed.experts[number])
-            data.launch(up, m, alignment, number % routed.circle.copies, data.maker.quantized(source))
-            narrow = data.activated(m)
-            data.clear(down, m)
-            data.launch(down, m, alignment, number, data.maker.quantized(narrow))
+            data.launch(up, m, alignment, number % routed.circle.copies, data.quantized(source))
+            narrow, only = data.between(down, m, alignment)
+            data.clear(down, m, alignment)
+            data.launch(down, m, alignment, number, data.quantized(narrow, only))
             if not down.launch.sum_topk:
                 data.outputs["down"][:slots].view(m, data.problem.topk, -1).sum(1)
 

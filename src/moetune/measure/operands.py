@@ -22,7 +22,9 @@ TYPES = {
 }
 """Triton's names of types."""
 
-_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""The largest number of a type that activations are quantized to."""
+
 _INT8_UNIT = 1 / 64
 """What an integer stands for, so that products are of the size of those of floats."""
 _STATIC_SCALE = 1 / 64
@@ -80,7 +82,7 @@ class OperandMaker:
         made = torch.empty(rows, columns, dtype=torch.bfloat16, device=self._device)
         made.normal_(0.0, 0.5, generator=self._generator)
         if dtype is torch.int8:
-            return (made / _INT8_UNIT).round().clamp(-_LARGEST[dtype], _LARGEST[dtype]).to(dtype)
+            return (made / _INT8_UNIT).round().clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
         return made.to(dtype)
 
     def weights(self, experts: int, n: int, k: int) -> Operand:
@@ -119,7 +121,7 @@ class OperandMaker:
         if not self.kind.quantizes_activations:
             return Operand(values.to(self._operand))
         rows, columns = values.shape
-        largest = _LARGEST[self._operand]
+        largest = LARGEST[self._operand]
         if self.kind.scales is Scales.BLOCK:
             groups, size = self._groups(columns), self.kind.block_shape[1]
             padded = torch.nn.functional.pad(values.float(), (0, groups * size - columns))

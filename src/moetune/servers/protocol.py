@@ -213,7 +213,12 @@ class Server(Protocol):
         ...
 
     def launch(
-        self, problem: Problem, kernel: Kernel, config: KernelConfig, up: KernelConfig | None = None
+        self,
+        problem: Problem,
+        kernel: Kernel,
+        config: KernelConfig,
+        up: KernelConfig | None = None,
+        down: KernelConfig | None = None,
     ) -> Launch:
         """The launch of a config with this release's clamps and overrides.
 
@@ -222,6 +227,7 @@ class Server(Protocol):
             kernel: `up` or `down`.
             config: the entry chosen for that kernel.
             up: the up kernel's entry at the same m, where it overrides the down kernel's.
+            down: the down kernel's entry at the same m, where it changes how the up kernel writes.
         """
         ...
 

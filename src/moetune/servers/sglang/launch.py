@@ -3,6 +3,11 @@
 Source: sglang wheels, `invoke_fused_moe_kernel` and `should_enable_swap_ab` of
 `fused_moe_triton_kernels.py`, `_prepare_fused_moe_run` and `fused_experts_impl` of `fused_moe.py`,
 `moe_align_block_size.py`, and `try_get_optimal_moe_config`.
+
+USE_TMA in the entry of the down kernel: both its operands are loaded through tensor descriptors, and the
+up kernel writes its rows in sorted order, padding between them (`c_sorted`), for the activation and the
+down kernel to read them so. In the entry of the up kernel: its weights are loaded so, nothing else changes.
+No release looks at the GPU: where Triton can be imported with descriptors, they are used.
 """
 
 from __future__ import annotations
@@ -33,9 +38,22 @@ _SCALED_BLOCKS = frozenset({Dtype.FP8_W8A8, Dtype.INT8_W8A8})
 
 
 def make_launch(
-    rules: Rules, problem: Problem, kernel: Kernel, config: KernelConfig, up: KernelConfig | None
+    rules: Rules,
+    problem: Problem,
+    kernel: Kernel,
+    config: KernelConfig,
+    up: KernelConfig | None,
+    down: KernelConfig | None = None,
 ) -> Launch:
     """The launch of a config.
+
+    Args:
+        rules: of the release.
+        problem: the problem.
+        kernel: `up` or `down`.
+        config: its entry.
+        up: the up kernel's entry at the same m, where it overrides the down kernel's.
+        down: the down kernel's entry at the same m, where it says how the up kernel writes.
 
     Raises:
         ConfigFileError: where the release would die of the config or of the pair.
@@ -44,6 +62,9 @@ def make_launch(
     check_tma(rules, kernel, config)
     a_bits, b_bits = _bits(problem)
     quantization = problem.quantization
+    is_grouped = _is_grouped(problem)
+    sorted_input = kernel == "down" and config.use_tma and not is_grouped
+    sorted_output = kernel == "up" and down is not None and down.use_tma and not is_grouped
     has_block_scales = quantization.dtype in _SCALED_BLOCKS and quantization.block_shape is not None
     return Launch(
         kernel=kernel,
@@ -56,8 +77,13 @@ def make_launch(
         per_channel=quantization.per_channel,
         pdl=_has_pdl(rules, problem),
         integers=quantization.dtype is Dtype.INT8_W8A8,
-        grouped=_is_grouped(problem),
+        grouped=is_grouped,
         sum_topk=problem.topk if kernel == "down" and FUSED_SUM_FLAG in problem.flags else 0,
+        weights_by_tma=config.use_tma and not is_grouped,
+        sorted_input=sorted_input,
+        sorted_output=sorted_output,
+        skips_padding=sorted_input and rules.has(Feature.PADDING_SKIPPED),
+        wrong_numbers=_why_wrong(rules, problem) if sorted_input or sorted_output else "",
     )
 
 
@@ -160,6 +186,28 @@ def _has_pdl(rules: Rules, problem: Problem) -> bool:
         and (problem.gpu.compute_capability or (0, 0)) >= (9, 0)
         and not _is_grouped(problem)
     )
+
+
+def _why_wrong(rules: Rules, problem: Problem) -> str:
+    """What the release gets wrong with rows in sorted order; empty: nothing.
+
+    Source: `fused_moe_kernel` of the wheels. A scale by row is read at the slot's place
+    (`offs_token // top_k`), and one for all rows is computed over padding that nobody wrote. Up to 0.5.22
+    the zeros for experts of other ranks are written at the slots' places, where sorted rows lie.
+    """
+    quantization = problem.quantization
+    if problem.ep > 1 and not rules.has(Feature.ELSEWHERE_UNTOUCHED):
+        return (
+            f"with USE_TMA in the down config and ep {problem.ep}, SGLang {rules.version} writes zeros over "
+            "rows of the up kernel's output"
+        )
+    if quantization.dtype not in _SCALED_BLOCKS or quantization.block_shape is not None:
+        return ""
+    if quantization.per_channel:
+        return "with USE_TMA in the down config SGLang multiplies rows by the scales of other rows"
+    if quantization.dynamic_activation is not False:
+        return "with USE_TMA in the down config SGLang scales activations by what unwritten rows hold too"
+    return ""
 
 
 def _is_grouped(problem: Problem) -> bool:

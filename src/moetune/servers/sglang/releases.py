@@ -38,6 +38,7 @@ class Feature(str, Enum):
     UP_TMA = "USE_TMA is read from an up file"
     PDL = "launched with programmatic dependent launch"
     PADDING_BY_FOUR = "the padded length is a multiple of four"
+    PADDING_SKIPPED = "activation and quantization leave out the padding among rows in sorted order"
     ELSEWHERE_UNTOUCHED = "a sum over topk, and rows in sorted order, get nothing for experts of other ranks"
 
 
@@ -64,6 +65,7 @@ _SINCE: dict[Feature, Release] = {
     Feature.UP_TMA: (0, 5, 18),
     Feature.PDL: (0, 5, 19),
     Feature.PADDING_BY_FOUR: (0, 5, 22),
+    Feature.PADDING_SKIPPED: (0, 5, 22),
     Feature.ELSEWHERE_UNTOUCHED: (0, 5, 23),
 }
 

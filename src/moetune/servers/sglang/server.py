@@ -150,14 +150,19 @@ class SGLang:
         return defaults.default_switches(self._rules, problem)
 
     def launch(
-        self, problem: Problem, kernel: Kernel, config: KernelConfig, up: KernelConfig | None = None
+        self,
+        problem: Problem,
+        kernel: Kernel,
+        config: KernelConfig,
+        up: KernelConfig | None = None,
+        down: KernelConfig | None = None,
     ) -> Launch:
         """The launch of a config.
 
         Raises:
             ConfigFileError: where this release would die of the config or of the pair.
         """
-        return launch.make_launch(self._rules, problem, kernel, config, up)
+        return launch.make_launch(self._rules, problem, kernel, config, up, down)
 
     def allowed_keys(self, problem: Problem, kernel: Kernel | None = None) -> frozenset[str]:
         """Keys that an entry may have; without a kernel those that both files may have."""

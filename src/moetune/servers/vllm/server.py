@@ -168,7 +168,7 @@ class VLLM:
 
     def kernel_values(self, names: Sequence[str], task: CompileTask, lengths: Lengths) -> Mapping[str, Value]:
         """The value of each parameter of a kernel."""
-        return values_of(names, kernels.own_values(task), task, lengths)
+        return values_of(names, kernels.own_values(self.release, task), task, lengths)
 
     def covered_length(self, problem: Problem, kernel: Kernel, m: int, block_size_m: int) -> int:
         """Rows that the grid of a launch covers."""
