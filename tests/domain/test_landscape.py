@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.applications.exhaustive import landscape_facts
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import InputError
+from moetune.domain.gpu import find_gpu
 from moetune.domain.landscape import read_landscape
-from moetune.domain.quantization import Dtype
+from moetune.domain.quantization import Dtype, Quantization
+from tests.generators import problem
 
 FACTS: dict[str, Any] = {
     "device": "NVIDIA H200",
@@ -129,3 +133,37 @@ def test_any_bytes_are_read_or_refused_in_words(
     path.write_bytes(gzip.compress(HEADER.encode() + b"\n" + data))
     with contextlib.suppress(InputError):
         assert read_landscape(path).times_us
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        Quantization(),
+        Quantization(Dtype.FP8_W8A8, dynamic_activation=True),
+        Quantization(Dtype.FP8_W8A8, block_shape=(128, 128), dynamic_activation=True),
+        Quantization(Dtype.INT8_W8A8, per_channel=True, dynamic_activation=True),
+        Quantization(Dtype.INT8_W8A16, per_channel=True),
+        Quantization(Dtype.INT4_W4A16, group_size=128, zero_point=True),
+    ],
+    ids=str,
+)
+def test_the_facts_that_an_exhaustive_run_writes_are_those_of_its_problem(
+    tmp_path: Path, quantization: Quantization
+) -> None:
+    measured = replace(problem(), gpu=find_gpu("NVIDIA H200"), quantization=quantization)
+    facts = landscape_facts(measured, {})
+    assert read_landscape(write(tmp_path, ["16,32,64,1,4,5,up,2,17.2,"], facts)).problem == measured
+
+
+def test_a_second_pass_is_read_where_there_was_one(tmp_path: Path) -> None:
+    header = HEADER.replace("error", "second_us,error")
+    rows = ["16,32,64,1,4,5,up,2,17.2,16.9,", "16,32,64,1,8,5,up,2,27.2,,", "16,64,64,1,4,5,up,2,,,no"]
+    landscape = read_landscape(write(tmp_path, rows, header=header))
+    assert landscape.second_us == {("up", 2): {KernelConfig(16, 32, 64, 1, 4, 5): 16.9}}
+    assert len(landscape.times_us["up", 2]) == 3
+
+
+@pytest.mark.parametrize("facts", [{"per_channel": "yes"}, {"group_size": -1}, {"zero_point": 1}])
+def test_facts_of_a_format_that_are_none_are_refused(tmp_path: Path, facts: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(facts))):
+        read_landscape(write(tmp_path, ["16,32,64,1,4,5,up,2,17.2,"], FACTS | facts))
