@@ -69,7 +69,6 @@ _COLUMNS = (
     ),
     *("median_us", "second_us", "shared_bytes", "registers", "stack_bytes", "compile_s", "error"),
 )
-_KEPT = ("shared", "registers", "stack", "compile_s", "error")
 
 
 class Binaries:
@@ -152,7 +151,7 @@ def collect(paths: Sequence[Path], out: Path) -> list[Path]:
                 key = (row["kernel"], row["m"], *row["config"])
                 found = rows[row["job"]].setdefault(key, {})
                 found[f"us {row['pass']}"] = row["us"]
-                found |= {name: row[name] for name in _KEPT if name in row}
+                found |= {name: row[name] for name in ("binary", "error") if name in row}
     written = []
     for job in sorted(rows):
         text = io.StringIO(newline="")
@@ -160,8 +159,8 @@ def collect(paths: Sequence[Path], out: Path) -> list[Path]:
         writer.writerow(_COLUMNS)
         for (kernel, m, *config), found in sorted(rows[job].items()):
             times = ["" if found.get(f"us {number}") is None else found[f"us {number}"] for number in (1, 2)]
-            kept = ["" if found.get(name) is None else found[name] for name in _KEPT]
-            writer.writerow([*config, kernel, m, *times, *kept])
+            binary = ["" if value is None else value for value in found.get("binary", [None] * 4)]
+            writer.writerow([*config, kernel, m, *times, *binary, found.get("error", "")])
         written.append(out / f"{job}_h200_own-kernel.csv.gz")
         written[-1].write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
         beside = out / f"{job}_h200_own-kernel.json"

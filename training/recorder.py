@@ -236,12 +236,12 @@ class Recorder:
                 "us": None,
             }
             if unit.number == 1:
-                row |= {
-                    "shared": compiled.shared_bytes,
-                    "registers": compiled.registers,
-                    "stack": compiled.stack_bytes,
-                    "compile_s": round(compiled.seconds, 2),
-                }
+                row["binary"] = [
+                    compiled.shared_bytes,
+                    compiled.registers,
+                    compiled.stack_bytes,
+                    round(compiled.seconds, 2),
+                ]
             if error := why_not(compiled):
                 self.record.write({**row, "error": error})
                 continue
@@ -263,8 +263,7 @@ class Recorder:
                 self.record.write({**row, "error": f"{type(failure).__name__}: {failure}"[:200]})
                 self._look_after(failure)
                 continue
-            spread = round(found.spread, 5) if found.samples > 1 else None
-            self.record.write({**row, "us": round(found.time_us, 3), "n": found.samples, "spread": spread})
+            self.record.write({**row, "us": round(found.time_us, 3), "n": found.samples})
             best_us = min(best_us or found.time_us, found.time_us)
             count += 1
         return count
