@@ -77,14 +77,14 @@ class _Borrowing:
             )
         )
         self._gpus = tuple(
-            find_gpu(name, compute_capability=request.compute_capability) for name in request.gpu
+            find_gpu(name, compute_capability=request.compute_capability) for name in request.gpu_names
         )
         self._lenders = Lenders(request, environ)
         self._pass = self._lenders.pass_over
 
     def run(self) -> Borrow:
         request = self._request
-        if not request.paths and not request.installed:
+        if not request.files and not request.installed:
             raise InputError(
                 "nothing is named to borrow from", "name config files or directories, or add --installed"
             )

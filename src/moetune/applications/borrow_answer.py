@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 from moetune import __version__
 from moetune.applications.borrow_tables import Action, Change
 from moetune.applications.output import Written
+from moetune.applications.path_arguments import AnyPaths, as_paths
 from moetune.applications.request import DEFAULT_MAX_M, DEFAULT_OUT
 
 SCHEMA = "moetune.borrow/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BorrowRequest:
     """What to borrow, and for whom.
 
@@ -37,13 +38,14 @@ class BorrowRequest:
         force: replace files of another problem or another origin.
     """
 
-    paths: tuple[Path, ...] = ()
+    paths: AnyPaths = ()
+    _: KW_ONLY
     installed: bool = False
     from_server: str | None = None
     server: str | None = None
     server_version: str | None = None
     triton_version: str | None = None
-    gpu: tuple[str, ...] = ()
+    gpu: str | tuple[str, ...] = ()
     compute_capability: str | None = None
     max_m: int = DEFAULT_MAX_M
     model: str | None = None
@@ -52,6 +54,16 @@ class BorrowRequest:
     offline: bool = False
     out: str | Path = DEFAULT_OUT
     force: bool = False
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """The names of GPUs that were given."""
+        return (self.gpu,) if isinstance(self.gpu, str) else self.gpu
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The paths that are named."""
+        return as_paths(self.paths)
 
 
 @dataclass(frozen=True, slots=True)

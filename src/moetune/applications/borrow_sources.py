@@ -76,7 +76,7 @@ class Lenders:
     def files(self) -> dict[Path, str]:
         """Files to borrow from, with the server whose they are where that is certain."""
         request = self._request
-        found = dict.fromkeys(discover(request.paths).files, request.from_server or "")
+        found = dict.fromkeys(discover(request.files).files, request.from_server or "")
         if request.installed:
             roots = list(self._installed_roots())
             for name, root in roots:
@@ -134,7 +134,7 @@ class Lenders:
                 self.pass_over(path, "its name is not that of a tuned file of this kernel")
                 continue
             pairs.setdefault(path.with_name(str(replace(name, down=False))), {})[name.down] = path
-        named = set(self._request.paths)
+        named = set(self._request.files)
         for up_path, members in pairs.items():
             if False not in members and (counterpart := _on_disk(up_path)):
                 members[False] = counterpart

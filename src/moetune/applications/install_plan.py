@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from moetune.applications.install_checks import check
 from moetune.applications.install_target import Source, Target, find_target, is_nested, read_sources
 from moetune.applications.lint_report import finding_to_json
 from moetune.applications.manifest import MAX_FILE_BYTES, check_target, digest
+from moetune.applications.path_arguments import AnyPaths, as_paths
 from moetune.applications.provenance import Kind, provenance_name, read_provenance
 from moetune.domain.config import ConfigTable
 from moetune.domain.errors import ConfigFileError, InputError, MoetuneError, OutputError
@@ -36,7 +37,7 @@ class Change(str, Enum):
     UNCHANGED = "unchanged"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class InstallRequest:
     """What to install, and where.
 
@@ -50,13 +51,19 @@ class InstallRequest:
         state: the state directory; None: MOETUNE_STATE, else the XDG state directory.
     """
 
-    paths: tuple[Path, ...]
+    paths: AnyPaths
+    _: KW_ONLY
     server: str | None = None
     server_version: str | None = None
     triton_version: str | None = None
     root: Path | None = None
     copy_shipped: bool = False
     state: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The paths that are named."""
+        return as_paths(self.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ def prepare_install(request: InstallRequest, environ: Mapping[str, str] | None =
         MoetuneError: for what cannot be installed, with the reason.
     """
     environ = os.environ if environ is None else environ
-    sources = read_sources(request.paths)
+    sources = read_sources(request.files)
     target = find_target(
         sources,
         environ,

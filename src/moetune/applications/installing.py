@@ -184,7 +184,7 @@ def _write(
         triton_version=server.triton_version,
         root=str(target.root),
         place=target.place,
-        sources=tuple(str(path.absolute()) for path in prepared.request.paths),
+        sources=tuple(str(path.absolute()) for path in prepared.request.files),
         entries=entries,
         made=made,
     )
@@ -256,7 +256,7 @@ def _as_root(prepared: Prepared) -> str:
     """The same command for another user, with nothing left to the environment."""
     server, request = prepared.target.server, prepared.request
     words = ["sudo", "-H", sys.executable, "-m", "moetune", "install"]
-    words += [str(path.absolute()) for path in request.paths]
+    words += [str(path.absolute()) for path in request.files]
     words += ["--root", str(prepared.target.root), "--server", server.name]
     words += ["--server-version", server.version, "--triton-version", server.triton_version, "--yes"]
     return shlex.join([*words, *(["--copy-shipped"] if request.copy_shipped else [])])

@@ -84,16 +84,16 @@ class _Linting:
 
     def run(self) -> Linted:
         request = self._request
-        if not request.paths and not request.installed:
+        if not request.files and not request.installed:
             raise InputError(
                 "nothing is named to look at", "name config files or directories, or add --installed"
             )
-        found = discover(request.paths) if request.paths else Discovered((), (), ())
+        found = discover(request.files) if request.files else Discovered((), (), ())
         for unreadable in found.unreadable:
             self._cannot_read(unreadable)
         installed = self._installed_roots() if request.installed else {}
         if not found.files and not installed and not found.unreadable:
-            shown = ", ".join(printable(str(path), 200) for path in request.paths[:3])
+            shown = ", ".join(printable(str(path), 200) for path in request.files[:3])
             raise InputError(
                 f"no config file lies below {shown}", "config files are called E=..,N=..,device_name=...json"
             )
@@ -207,7 +207,7 @@ class _Linting:
 
     def _shown_root(self, root: Path) -> str:
         """The root as the person wrote it, where it lies below what was named."""
-        for path in self._request.paths:
+        for path in self._request.files:
             if root.is_relative_to(path.absolute()):
                 return str(path / root.relative_to(path.absolute()))
         return str(root)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 from moetune import __version__
+from moetune.applications.path_arguments import AnyPaths, as_paths
 from moetune.applications.request import DEFAULT_MAX_M, Request
 from moetune.domain.codec import to_json
 from moetune.domain.findings import Finding, Severity
@@ -15,7 +16,7 @@ from moetune.domain.findings import Finding, Severity
 SCHEMA = "moetune.lint/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LintRequest:
     """What to look at, and as which server and GPU would see it.
 
@@ -34,7 +35,8 @@ class LintRequest:
         offline: never ask the network.
     """
 
-    paths: tuple[Path, ...] = ()
+    paths: AnyPaths = ()
+    _: KW_ONLY
     installed: bool = False
     server: str | None = None
     server_version: str | None = None
@@ -46,6 +48,11 @@ class LintRequest:
     hidden: int | None = None
     topk: int | None = None
     offline: bool = False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The paths that are named."""
+        return as_paths(self.paths)
 
     def asked_server(self, name: str | None) -> Request:
         """The request that stands for the server of some files."""

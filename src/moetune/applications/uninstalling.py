@@ -7,7 +7,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Outcome(str, Enum):
     """A later install stands there: what was before this one is now what was before that one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class UninstallRequest:
     """What to take back.
 
@@ -59,6 +59,7 @@ class UninstallRequest:
     """
 
     what: str | None = None
+    _: KW_ONLY
     root: Path | None = None
     all: bool = False
     forget: bool = False

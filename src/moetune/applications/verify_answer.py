@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moetune import __version__
 from moetune.applications.install_checks import FATAL
 from moetune.applications.lint_report import finding_to_json
+from moetune.applications.path_arguments import AnyPaths, as_paths
 from moetune.applications.provenance import rounded
 from moetune.applications.request import DEFAULT_MAX_M
 from moetune.applications.server_kernels import AUTO, KernelChoice
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 SCHEMA = "moetune.verify/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """Which files to verify, and as which server would read them.
 
@@ -58,7 +59,8 @@ class VerifyRequest:
         offline: never ask the network.
     """
 
-    paths: tuple[Path, ...] = ()
+    paths: AnyPaths = ()
+    _: KW_ONLY
     model: str | None = None
     tp: int | None = None
     ep: int | None = None
@@ -82,8 +84,13 @@ class VerifyRequest:
     seed: int = 0
     offline: bool = False
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The paths that are named."""
+        return as_paths(self.paths)
+
     def __post_init__(self) -> None:
-        if not self.paths:
+        if not self.files:
             raise InputError("nothing is named to verify", "name config files or a directory of them")
         if self.lookup_only and self.asks_for_gpu:
             raise InputError(

@@ -50,7 +50,7 @@ def verify(
     """
     environ = os.environ if environ is None else environ
     layer = _layer(request)
-    looks = [look_up(request, pair, environ, layer) for pair in pairs_of(read_sources(request.paths))]
+    looks = [look_up(request, pair, environ, layer) for pair in pairs_of(read_sources(request.files))]
     answers = []
     for looked, devices in zip(looks, _chosen(request, looks, gpus), strict=True):
         if isinstance(devices, str):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from moetune.cli.options import OUTPUT, sink_from, with_options
 from moetune.cli.output import Prose
-from moetune.domain.errors import InputError
 from moetune.domain.findings import Severity
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ _LEVELS = {
     "costs-speed": Severity.COSTS_SPEED,
     "info": Severity.INFO,
 }
-_MAX_CONFIG_BYTES = 1 << 20
 _MAX_SIZES = 24
 
 
@@ -66,14 +63,8 @@ _MAX_SIZES = 24
 @with_options(*OUTPUT)
 def doctor(
     logs: tuple[str, ...],
-    model: str | None,
-    gpu: str | None,
-    compute_capability: str | None,
-    server_version: str | None,
-    configs: tuple[str, ...],
     fail_on: str,
-    offline: bool,
-    **values: bool,
+    **values: Any,  # noqa: ANN401 - click's values
 ) -> int:
     """Read LOGs of SGLang or vLLM (files, .gz, - for standard input) and say what is wrong, worst first,
     with the command that mends it. Without a LOG: this machine, fit to paste into a bug report.
@@ -82,27 +73,13 @@ def doctor(
     sink = sink_from(values)
     if not logs:
         return _machine(sink)
-    from moetune.applications.doctor import diagnose
-    from moetune.applications.doctor_solve import Known
+    from moetune.applications.doctor_request import DoctorRequest, diagnose_request
 
-    known = Known(model, gpu, server_version, compute_capability, offline)
-    diagnosis = diagnose(logs, known, config_files=[_config(path) for path in configs])
+    diagnosis = diagnose_request(DoctorRequest(logs, **values))
     _show(sink, diagnosis)
     sink.document(diagnosis.to_json())
     bad = fail_on != "nothing" and diagnosis.worse_or_equal(_LEVELS[fail_on])
     return 1 if bad and not exit_zero else 0
-
-
-def _config(path: str) -> tuple[str, str]:
-    """A file that the user names, never one that a log names."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_CONFIG_BYTES:
-        raise InputError(f"{path} is larger than {_MAX_CONFIG_BYTES >> 20} MiB: no config file is")
-    return path, data.decode("utf-8", "replace")
 
 
 def _machine(sink: Sink) -> int:

@@ -110,7 +110,7 @@ def _ask(sink: Sink, prepared: Prepared) -> Prepared:
     """Ask for what is shown; the answer may be to copy shipped files in too."""
     from moetune.applications.install_plan import prepare_install
 
-    words = shlex.join(["install", *map(str, prepared.request.paths)])
+    words = shlex.join(["install", *map(str, prepared.request.files)])
     check_can_ask(words, yes=False, root=None)
     if prepared.checked.hidden and click.confirm(
         f"Copy the {len(prepared.checked.hidden)} shipped files in too?", default=False, err=True
