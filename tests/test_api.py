@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import moetune
+from moetune import api
 from moetune.applications.path_arguments import AnyPaths
 from moetune.domain.predict import PerformanceModel
 from tests.applications.experiments.stub_world import World
@@ -43,6 +44,8 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_every_public_name_is_there_and_no_other() -> None:
     assert {name for name in moetune.__all__ if not hasattr(moetune, name)} == set()
     assert dir(moetune) == sorted(moetune.__all__)
+    assert {*api.__all__, "__version__"} == set(moetune.__all__)
+    assert len(set(api.__all__)) == len(api.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         moetune.nonsense  # noqa: B018
 
