@@ -29,6 +29,7 @@ CASES = {
     "bf16": (SEED, CONFIG),
     "bf16, K that BLOCK_SIZE_K does not divide": (replace(SEED, K=288, N=96), CONFIG),
     "fp16": (replace(SEED, activation_dtype=Dtype.FP16), CONFIG),
+    "many experts": (replace(SEED, E=64, global_experts=64, K=64, N=64), CONFIG),
     "bias": (replace(SEED, bias=True), CONFIG),
     "fp8 by block": (FP8, CONFIG),
     "fp8 by block, not swapped": (FP8, replace(CONFIG, block_size_m=64)),
@@ -41,7 +42,7 @@ CASES = {
     "int4": (quantized(Dtype.INT4_W4A16, group_size=128), CONFIG),
     "int4 with zero points": (quantized(Dtype.INT4_W4A16, group_size=32, zero_point=True), CONFIG),
 }
-MS = (1, 8, 40)
+MS = (1, 8, 40, 600)
 _NO_BIAS_BEFORE = (0, 5, 1)
 
 
@@ -95,13 +96,15 @@ def made(problem: Problem, task: CompileTask, m: int) -> dict[str, Any]:
 
 
 def sorted_length(problem: Problem, m: int, size: int) -> int:
-    """Of the sorted ids, as the server makes them: for vLLM more than the grid of a small call covers."""
+    """Of the sorted ids as the server makes them (`moe_align_block_size`)."""
     server = open_server(problem.server, problem.server_version)
     assert isinstance(server, KernelServer)
     if problem.server == "sglang":
         return server.covered_length(problem, "up", m, size)
     rows = m * problem.topk
-    return max(rows + problem.E * (size - 1), server.covered_length(problem, "up", m, size))
+    longest = rows + problem.E * (size - 1)
+    capped = tuple(map(int, problem.server_version.split("."))) >= (0, 13) and rows < problem.E
+    return min(longest, rows * size) if capped else longest
 
 
 def task_for(
