@@ -29,6 +29,8 @@ from moetune.applications.installs import Status
 from moetune.applications.installs import status as _status
 from moetune.applications.lint import lint as _lint
 from moetune.applications.lint_report import Linted, LintRequest
+from moetune.applications.measure_request import MeasureRequest
+from moetune.applications.measured_answer import MeasuredTuning
 from moetune.applications.planning import Plan, make_plan
 from moetune.applications.replay import Replay
 from moetune.applications.replay import replay as _replay
@@ -37,7 +39,6 @@ from moetune.applications.routing_inspection import RoutingAnswer, RoutingReques
 from moetune.applications.routing_inspection import inspect as _routing
 from moetune.applications.state import state_path
 from moetune.applications.tuning import Tuned, tune_request
-from moetune.applications.tuning_measured import MeasuredTuning, MeasureRequest
 from moetune.applications.tuning_measured import tune_measured as _tune_measured
 from moetune.applications.uninstalling import Uninstalled, UninstallRequest
 from moetune.applications.uninstalling import uninstall as _uninstall

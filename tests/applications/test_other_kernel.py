@@ -14,11 +14,12 @@ from moetune.applications import borrow_sources, lint, planning
 from moetune.applications.borrow import borrow
 from moetune.applications.borrow_answer import BorrowRequest
 from moetune.applications.lint_report import Linted, LintRequest
+from moetune.applications.measure_request import MeasureRequest
 from moetune.applications.planning import Plan, make_plan
 from moetune.applications.request import Request, TuneRequest
 from moetune.applications.tuning import tune_request
 from moetune.applications.tuning_efforts import EFFORTS
-from moetune.applications.tuning_measured import MeasureRequest, tune_measured
+from moetune.applications.tuning_measured import tune_measured
 from moetune.applications.verify_answer import VerifyRequest
 from moetune.applications.verifying import verify
 from moetune.domain.predict import PerformanceModel

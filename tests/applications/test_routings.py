@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from moetune.applications.measure_request import MeasureRequest
+from moetune.applications.measured_answer import MeasuredTuning
 from moetune.applications.request import TuneRequest
 from moetune.applications.routing_files import find_files, opened
 from moetune.applications.routing_store import (
@@ -23,7 +25,7 @@ from moetune.applications.routing_store import (
     named_routing,
 )
 from moetune.applications.routings import TUNER_ROWS, for_tuner, read_recording, write_directory
-from moetune.applications.tuning_measured import MeasuredTuning, MeasureRequest, tune_measured
+from moetune.applications.tuning_measured import tune_measured
 from moetune.applications.verify_answer import VerifyRequest
 from moetune.applications.verifying import verify
 from moetune.domain.errors import InputError, MoetuneError, OutputError

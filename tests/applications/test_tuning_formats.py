@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from moetune.applications.measure_request import MeasureRequest
+from moetune.applications.measured_answer import MeasuredTuning
 from moetune.applications.output import State
 from moetune.applications.targets import NotMeasurableError
 from moetune.applications.tuning_efforts import EFFORTS
-from moetune.applications.tuning_measured import (
-    MeasuredTuning,
-    MeasureRequest,
-    tune_measured,
-)
+from moetune.applications.tuning_measured import tune_measured
 from moetune.domain.compilation import CompileTask, compile_task
 from moetune.domain.config import KernelConfig
 from moetune.domain.kernel_format import KernelFormat, Scales, kernel_format, whole_groups
@@ -71,7 +69,7 @@ def test_every_format_is_measured_and_written(
 
 def test_a_cuda_kernel_of_the_server_is_no_candidate(tmp_path: Path) -> None:
     """vLLM before 0.27 multiplies few rows of int4 groups with a kernel that is not Triton's."""
-    with pytest.raises(NotMeasurableError, match="m = 1 to 192: vllm 0.12.0 runs a CUDA kernel"):
+    with pytest.raises(NotMeasurableError, match=r"m = 1 to 192: vllm 0\.12\.0 runs a CUDA kernel"):
         tune(FakeMachine(tmp_path), "int4", "vllm", "0.12.0")
 
 

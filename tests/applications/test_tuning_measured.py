@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from moetune.applications.exhaustive import write_landscape
+from moetune.applications.measure_request import MeasureRequest
+from moetune.applications.measured_answer import MeasuredTuning
+from moetune.applications.measuring_devices import GpuBusyError
 from moetune.applications.nvml import Device
 from moetune.applications.output import State
 from moetune.applications.replay import replay
 from moetune.applications.targets import Target
 from moetune.applications.tuning_efforts import EFFORTS
-from moetune.applications.tuning_measured import GpuBusyError, MeasuredTuning, MeasureRequest, tune_measured
+from moetune.applications.tuning_measured import tune_measured
 from moetune.domain.config import KernelConfig
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.landscape import read_landscape

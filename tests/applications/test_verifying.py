@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.applications.measure_request import MeasureRequest
+from moetune.applications.measuring_devices import GpuBusyError
 from moetune.applications.nvml import detect_gpus
 from moetune.applications.provenance import SCHEMA, SUFFIX, text_sha256
 from moetune.applications.tuning_efforts import EFFORTS
-from moetune.applications.tuning_measured import GpuBusyError, MeasureRequest, tune_measured
+from moetune.applications.tuning_measured import tune_measured
 from moetune.applications.verify_answer import Entry, Verdict, Verification, Verified, VerifyRequest
 from moetune.applications.verify_devices import WrongGpuError
 from moetune.applications.verify_picks import picks_of

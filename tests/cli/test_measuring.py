@@ -11,9 +11,9 @@ import pytest
 
 from moetune.applications import tuning_measured
 from moetune.applications.gpu_health import Health, HealthMonitor
+from moetune.applications.live import Live
 from moetune.applications.targets import Progress, Target
 from moetune.applications.tuning_efforts import EFFORTS
-from moetune.applications.tuning_measured import Live
 from moetune.cli.main import run
 from moetune.cli.measuring import LiveLine, chosen_effort, take_measure
 from moetune.cli.output import Sink

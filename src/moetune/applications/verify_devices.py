@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from moetune.applications.tuning_measured import refuse_busy
+from moetune.applications.measuring_devices import refuse_busy
 from moetune.domain.errors import InputError, MoetuneError
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
+from moetune.applications.live import Live
 from moetune.applications.measuring import Laboratory
 from moetune.applications.questions import check_config, time_layer
 from moetune.applications.routing_store import kept_for
 from moetune.applications.server_kernels import choose_kernel
 from moetune.applications.targets import Progress, Target
 from moetune.applications.tuning_finals import NOISE_FLOOR, other_routing
-from moetune.applications.tuning_measured import Live
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
 from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.choose import Pair

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from moetune.applications.compiling import CompilePool
+    from moetune.applications.live import Live
     from moetune.applications.nvml import Device
-    from moetune.applications.tuning_measured import Live
     from moetune.applications.verify_answer import Looked
     from moetune.applications.worker_pool import WorkerCommand
     from moetune.domain.model import ExpertLayer

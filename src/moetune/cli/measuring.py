@@ -19,8 +19,9 @@ from moetune.domain.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from moetune.applications.live import Live
+    from moetune.applications.measured_answer import MeasuredTuning
     from moetune.applications.tuning_finals import LayerResult
-    from moetune.applications.tuning_measured import Live, MeasuredTuning
     from moetune.cli.output import Sink
     from moetune.domain.choose import Choice
 
@@ -119,8 +120,9 @@ def measure_and_show(
     sink: Sink, effort: str, measure: dict[str, Any], values: dict[str, Any]
 ) -> MeasuredTuning:
     """Measure, and show the plan, the table and the files."""
+    from moetune.applications.measure_request import MeasureRequest
     from moetune.applications.routing_store import UNIFORM
-    from moetune.applications.tuning_measured import MeasureRequest, tune_measured
+    from moetune.applications.tuning_measured import tune_measured
     from moetune.cli.report import show_plan
 
     measure["routing"] = measure["routing"] or UNIFORM

@@ -12,11 +12,11 @@ from moetune.servers.protocol import Applies, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from moetune.applications.measured_answer import MeasuredTuning
     from moetune.applications.output import Written
     from moetune.applications.planning import GpuPlan, Plan, PlannedFile, ServerChoice
     from moetune.applications.predicting import Predicted
     from moetune.applications.tuning import Tuned
-    from moetune.applications.tuning_measured import MeasuredTuning
     from moetune.cli.output import Sink
     from moetune.domain.choose import Choice
     from moetune.domain.model import ExpertLayer

@@ -21,8 +21,8 @@ from moetune.cli.options import OUTPUT, REQUEST, exit_code, request_from, sink_f
 from moetune.domain.errors import InputError
 
 if TYPE_CHECKING:
+    from moetune.applications.measured_answer import MeasuredTuning
     from moetune.applications.tuning import Tuned
-    from moetune.applications.tuning_measured import MeasuredTuning
     from moetune.cli.output import Sink
 
 _EPILOG = """\b
