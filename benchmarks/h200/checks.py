@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.h200.common import PROBLEMS, laboratory, uuid
 from moetune.applications.journal import Journal
-from moetune.applications.questions import check_config
+from moetune.applications.questions import check_target
 from moetune.applications.targets import Target
 from moetune.domain.config import KernelConfig
 from moetune.domain.landscape import read_landscape
@@ -43,7 +43,7 @@ def numerics(_: argparse.Namespace) -> int:
             for kernel in KERNELS:
                 for config in CHECKED:
                     for m in (1, 7, 300):
-                        checked = check_config(lab, kernel, m, config)
+                        checked = check_target(lab, Target(kernel, m, config))
                         right = checked is not None and checked.passed
                         bad += not right
                         error = "none" if checked is None else f"{checked.relative_error:.2e}"

@@ -16,7 +16,7 @@ from benchmarks.h200.common import PROBLEMS, laboratory, python_path, server_of,
 from moetune.applications.compiling import CompilePool
 from moetune.applications.journal import Journal
 from moetune.applications.measuring import Laboratory
-from moetune.applications.questions import check_config
+from moetune.applications.questions import check_target
 from moetune.applications.targets import Target
 from moetune.applications.worker_pool import WorkerCommand
 from moetune.domain.compilation import Depth
@@ -77,7 +77,7 @@ def candidates(folder: Path) -> bool:
 def wrong_numbers(folder: Path) -> bool:
     """A kernel whose results are a tenth too large."""
     with Journal.open(folder, PROBLEM, uuid()) as journal, _laboratory(journal, WRONG=str(_WRONG)) as lab:
-        found = {config: check_config(lab, "up", M, config) for config in (_WRONG, *_GOOD)}
+        found = {config: check_target(lab, Target("up", M, config)) for config in (_WRONG, *_GOOD)}
         for config, checked in found.items():
             print(f"  {config}: {checked}")
         return all(

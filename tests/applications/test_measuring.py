@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from moetune.applications.targets import NotMeasurableError, Target
 from moetune.domain.config import KernelConfig
-from tests.applications.fake_machine import FakeMachine
+from moetune.domain.quantization import Dtype, Quantization
+from tests.applications.fake_machine import PROBLEM, FakeMachine
 from tests.measure.fake_gpu import made_up_us
 
 MS = (1, 64, 1024)
@@ -100,7 +102,9 @@ def test_a_sealed_laboratory_asks_nothing(tmp_path: Path) -> None:
 def test_a_config_that_the_kernel_cannot_take_is_answered_without_a_gpu(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     tma = KernelConfig(16, 64, 64, 1, 4, 3, use_tma=True)
-    with machine.journal() as journal, machine.laboratory(journal, MS) as laboratory:
+    # The kernel for weights in groups has no descriptors.
+    int4 = replace(PROBLEM, quantization=Quantization(Dtype.INT4_W4A16, "made", group_size=128))
+    with machine.journal(int4) as journal, machine.laboratory(journal, MS, int4) as laboratory:
         laboratory.want([Target("up", 1, tma)])
         laboratory.run()
     assert laboratory.known.times == {Target("up", 1, tma): None}

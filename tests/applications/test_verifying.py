@@ -294,14 +294,28 @@ def test_the_server_gives_the_down_kernel_the_up_entrys_block_size_m(tmp_path: P
     assert "AssertionError" in one.entries[0].why
 
 
-def test_an_entry_that_our_kernel_cannot_stand_for_is_not_called_broken(tmp_path: Path) -> None:
-    tma = {m: replace(config, use_tma=True) for m, config in GOOD_DOWN.items()}
-    down = {**GOOD_DOWN, 64: tma[64]}
-    (one,) = measure(FakeMachine(tmp_path), *lay(tmp_path, {UP: GOOD_UP, DOWN: down})).problems
+def test_an_entry_with_use_tma_is_measured_as_a_pair(tmp_path: Path) -> None:
+    """The up kernel writes for it, and the whole pair decides."""
+    down = {m: replace(config, use_tma=m == 64) for m, config in GOOD_DOWN.items()}
+    paths = lay(tmp_path, {UP: GOOD_UP, DOWN: down})
+    machine = FakeMachine(tmp_path, settings={"sorted": {"up": 3.0}})
+    (one,) = measure(machine, *paths).problems
     entries = {entry.pick.m: entry for entry in one.entries}
-    assert entries[64].verdict is Verdict.NOT_MEASURED
-    assert "USE_TMA" in entries[64].why
-    assert one.answer == "not measured"
+    assert [entries[m].verdict for m in (1, 64)] == [Verdict.FASTER, Verdict.SLOWER]
+    assert {line["config"] for line in machine.log("time") if line["sorted_output"]} == {str(GOOD_UP[64])}
+
+
+def test_an_entry_with_which_the_server_computes_wrong_numbers_is_wrong(tmp_path: Path) -> None:
+    fp8 = replace(PROBLEM, quantization=Quantization(Dtype.FP8_W8A8, "made", per_channel=True))
+    names = [SERVER.file_name(fp8, kernel) for kernel in ("up", "down")]
+    down = {m: replace(config, use_tma=m == 64) for m, config in GOOD_DOWN.items()}
+    (one,) = measure(
+        FakeMachine(tmp_path), *lay(tmp_path, dict(zip(names, (GOOD_UP, down), strict=True)))
+    ).problems
+    entries = {entry.pick.m: entry for entry in one.entries}
+    assert entries[64].verdict is Verdict.WRONG
+    assert "scales of other rows" in entries[64].why
+    assert entries[1].verdict is Verdict.FASTER
 
 
 def test_a_problem_without_a_kernel_of_ours_is_looked_up_and_not_measured(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 `python -m tests.measure.fake_gpu gpu UUID` is a measuring process with times made up, or taken from a
 landscape; `... compiler` is a compiling one. What they do to which config stands in the file that
 FAKE_GPU names: `{"faults": {"up 64x64x64 g1 w4 s3": "hang"}, "landscape": PATH, "log": PATH, "gone": PATH}`.
+`"sorted": {"up": 1.1, "down": 0.8, "between_us": 3.0}` is what rows in sorted order do to the times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ from moetune.measure.workload import NotColdError
 
 if TYPE_CHECKING:
     from moetune.domain.config import KernelConfig
+    from moetune.domain.launch import Launch
     from moetune.domain.problem import Kernel
 
 NOISE = 0.002
@@ -118,6 +121,12 @@ class FakeGpu:
                     json.dumps({"what": what, "pid": os.getpid(), "gpu": sys.argv[-1], **values}) + "\n"
                 )
 
+    def _launch_us(self, launch: Launch, m: int) -> float:
+        """Of a kernel; rows in sorted order make it faster or slower."""
+        in_order = launch.sorted_input or launch.sorted_output
+        factor = self._settings.get("sorted", {}).get(launch.kernel, 1.0) if in_order else 1.0
+        return factor * self._true_us(launch.kernel, m, replace(launch.config, use_tma=False))
+
     def _true_us(self, kernel: Kernel, m: int, config: KernelConfig) -> float:
         if self._settings.get("flat"):
             return 50.0
@@ -137,12 +146,13 @@ class FakeGpu:
 
     def time(self, task: TimeTask) -> Timed:
         kernel, config = task.task.launch.kernel, task.task.launch.config
-        self._log("time", kernel=kernel, m=task.m, config=str(config))
+        in_order = task.task.launch.sorted_output
+        self._log("time", kernel=kernel, m=task.m, config=str(config), sorted_output=in_order)
         # What hurts comes when the file says so, also in the middle of a run.
         self._misbehave(fault_of(kernel, config))
         self._clock = settings().get("clock", 1.0)
         time.sleep(settings().get("seconds", 0.0))
-        time_us = self._noisy(self._true_us(kernel, task.m, config))
+        time_us = self._noisy(self._launch_us(task.task.launch, task.m))
         hopeless = bool(task.give_up_us) and time_us > task.give_up_us
         return Timed(time_us, NOISE, 1 if hopeless else 5, 16, 1, 200 << 20, 60 << 20, hopeless, 0)
 
@@ -182,14 +192,12 @@ class FakeGpu:
         skew = settings().get("skewed", {}) if task.routing != "uniform" else {}
         rows = []
         for pair in task.pairs:
-            sides: list[tuple[Kernel, KernelConfig]] = [
-                ("up", pair.up.launch.config),
-                ("down", pair.down.launch.config),
-            ]
             total = sum(
-                self._true_us(kernel, task.m, config) * skew.get(f"{kernel} {config}", 1.0)
-                for kernel, config in sides
+                self._launch_us(launch, task.m) * skew.get(f"{launch.kernel} {launch.config}", 1.0)
+                for launch in (pair.up.launch, pair.down.launch)
             )
+            if pair.down.launch.sorted_input:
+                total += self._settings.get("sorted", {}).get("between_us", 0.0)
             rows.append(tuple(self._noisy(5.0 + total) for _ in range(task.rounds)))
         return LayerTimed(tuple(rows), 200 << 20, 0)
 

@@ -57,7 +57,8 @@ def binaries(server: Server, problem: Problem, ms: tuple[int, ...], config: Kern
     """One task for each launch class of both kernels, with an m that launches it."""
     found = []
     for kernel in KERNELS:
-        launch = server.launch(problem, kernel, config)
+        # With USE_TMA both kernels have descriptors, and up writes what down reads in sorted order.
+        launch = server.launch(problem, kernel, config, config, config)
         for kind in server.launch_classes(problem, kernel, ms, config.block_size_m):
             task = compile_task(launch, problem, kind)
             assert isinstance(task, CompileTask)
@@ -73,6 +74,8 @@ def binaries(server: Server, problem: Problem, ms: tuple[int, ...], config: Kern
         (replace(SEED, bias=True, topk=1), KernelConfig(32, 32, 64, 8, 4, 2)),
         (FP8, KernelConfig(16, 64, 128, 1, 4, 2)),
         (replace(SEED, topk=3, flags=("fused_sum",)), KernelConfig(16, 32, 64, 1, 4, 2)),
+        (SEED, KernelConfig(16, 32, 64, 1, 4, 2, use_tma=True)),
+        (FP8, KernelConfig(16, 64, 128, 1, 4, 2, use_tma=True)),
         (replace(SEED, server="vllm", server_version="0.33.0"), KernelConfig(16, 32, 64, 1, 4, 2)),
         (quantized(Dtype.FP8_W8A8), KernelConfig(16, 64, 128, 1, 4, 2)),
         (quantized(Dtype.FP8_W8A8, dynamic_activation=False), KernelConfig(64, 64, 128, 1, 4, 2)),
@@ -98,6 +101,8 @@ def binaries(server: Server, problem: Problem, ms: tuple[int, ...], config: Kern
         "bias and one expert a token",
         "fp8 with swap_ab",
         "summed over topk",
+        "sorted rows by descriptors",
+        "fp8 with sorted rows by descriptors, swapped",
         "vllm",
         "fp8 by tensor",
         "fp8 by tensor, static",

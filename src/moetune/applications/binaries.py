@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask, compile_task
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moetune.applications.targets import Target
+    from moetune.domain.launch import Launch
     from moetune.domain.problem import Problem
     from moetune.domain.server_kernel import KernelFile
     from moetune.servers.protocol import Server
@@ -37,9 +39,11 @@ class Binaries:
         """The binary that a target launches, or why there is none."""
         if target not in self._tasks:
             try:
-                launch = self._server.launch(self._problem, target.kernel, target.config)
+                launch = self._launch(target)
             except ConfigFileError as error:
                 return error.message
+            if launch.wrong_numbers:
+                return launch.wrong_numbers
             kinds = self._server.launch_classes(
                 self._problem, target.kernel, (target.m,), launch.config.block_size_m
             )
@@ -50,6 +54,19 @@ class Binaries:
                 return task
             self._tasks[target] = task
         return self._tasks[target]
+
+    def why_wrong(self, target: Target) -> str:
+        """Why the server computes wrong numbers with a target; empty: it does not, or dies instead."""
+        try:
+            return self._launch(target).wrong_numbers
+        except ConfigFileError:
+            return ""
+
+    def _launch(self, target: Target) -> Launch:
+        if not target.sorted_output:
+            return self._server.launch(self._problem, target.kernel, target.config)
+        down = replace(target.config, use_tma=True)
+        return self._server.launch(self._problem, target.kernel, target.config, down=down)
 
     def forget(self, targets: Iterable[Target]) -> None:
         """Keep nothing of targets that were given up."""

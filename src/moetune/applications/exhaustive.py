@@ -84,7 +84,7 @@ def write_landscape(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for target, time_us in sorted(laboratory.known.times.items(), key=lambda item: item[0]):
-        if target.m not in ms:
+        if target.m not in ms or target.in_order:
             continue
         config = target.config
         why = laboratory.known.failed.get((target.kernel, config), "cannot run") if time_us is None else ""

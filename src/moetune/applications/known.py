@@ -49,12 +49,15 @@ class Known:
         """The best time of a target's kernel at its m."""
         return self._best.get((target.kernel, target.m))
 
-    def times_at(self, kernel: Kernel, m: int) -> dict[KernelConfig, float]:
-        """Configs that ran, with their times."""
+    def times_at(self, kernel: Kernel, m: int, *, in_order: bool = False) -> dict[KernelConfig, float]:
+        """Configs that ran, with their times; `in_order`: those that read or write rows in sorted order."""
         return {
             target.config: time_us
             for target, time_us in self.times.items()
-            if target.kernel == kernel and target.m == m and time_us is not None
+            if target.kernel == kernel
+            and target.m == m
+            and target.in_order is in_order
+            and time_us is not None
         }
 
     def add_time(self, target: Target, timed: Timed, device: int) -> None:
@@ -66,6 +69,7 @@ class Known:
             m=target.m,
             config=target.config.to_json(),
             device=device,
+            **({"sorted_output": True} if target.sorted_output else {}),
             **values,
         )
         # As a resumed run will read it: the same times lead to the same questions.
@@ -114,7 +118,8 @@ class Known:
         for line in self._journal.lines:
             kind = line.get("kind")
             if kind == "time":
-                target = Target(line["kernel"], line["m"], _config(line["config"]))
+                config, in_order = _config(line["config"]), line.get("sorted_output", False)
+                target = Target(line["kernel"], line["m"], config, in_order)
                 if (target.kernel, target.config) not in self.failed:
                     self._note_time(target, line["time_us"], line["spread"])
             elif kind == "failed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moetune.applications.targets import Target
+from moetune.applications.targets import targets_of
 from moetune.measure.protocol import (
     Checked,
     CheckTask,
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moetune.applications.measuring import Laboratory
+    from moetune.applications.targets import Target
     from moetune.domain.choose import Pair
-    from moetune.domain.config import KernelConfig
-    from moetune.domain.problem import Kernel
 
 
 def time_layer(
@@ -34,8 +33,7 @@ def time_layer(
     if key not in known.layers and not laboratory.sealed:
         binaries = []
         for pair in pairs:
-            up = laboratory.task_of(Target("up", m, pair.up))
-            down = laboratory.task_of(Target("down", m, pair.down))
+            up, down = (laboratory.task_of(target) for target in targets_of(m, pair))
             if isinstance(up, str) or isinstance(down, str):
                 return None
             binaries.append(LayerPair(up, down))
@@ -49,17 +47,18 @@ def time_layer(
     return known.layers.get(key)
 
 
-def check_config(laboratory: Laboratory, kernel: Kernel, m: int, config: KernelConfig) -> Checked | None:
+def check_target(laboratory: Laboratory, target: Target) -> Checked | None:
     """Compare a config with the fp32 reference; None where it cannot be."""
     known = laboratory.known
-    key = f"{kernel} {m} {config}"
+    key = f"{target.kernel} {target.m} {target.config}" + (" sorted" if target.sorted_output else "")
     if key not in known.checks and not laboratory.sealed:
-        task = laboratory.task_of(Target(kernel, m, config))
+        task = laboratory.task_of(target)
         if isinstance(task, str) or not laboratory.prepare([task]):
             return None
-        (answer,) = laboratory.ask([CheckTask(task, m, seed=laboratory.seed + 2)])
+        (answer,) = laboratory.ask([CheckTask(task, target.m, seed=laboratory.seed + 2)])
         if not isinstance(answer, Checked):
-            laboratory.fail(kernel, config, f"while its numbers were checked it {_message(answer)}")
+            why = f"while its numbers were checked it {_message(answer)}"
+            laboratory.fail(target.kernel, target.config, why)
             return None
         known.add_check(key, answer)
     return known.checks.get(key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moetune.domain.errors import MoetuneError
 
 if TYPE_CHECKING:
+    from moetune.domain.choose import Pair
     from moetune.domain.config import KernelConfig
     from moetune.domain.problem import Kernel
 
@@ -18,11 +19,26 @@ class NotMeasurableError(MoetuneError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Target:
-    """What is measured: a config of a kernel at an m."""
+    """What is measured: a config of a kernel at an m.
+
+    Attributes:
+        sorted_output: the up kernel writes its rows for a down kernel whose config has USE_TMA.
+    """
 
     kernel: Kernel
     m: int
     config: KernelConfig
+    sorted_output: bool = False
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it reads or writes rows in sorted order: it stands beside nothing that does not."""
+        return self.sorted_output or (self.kernel == "down" and self.config.use_tma)
+
+
+def targets_of(m: int, pair: Pair) -> tuple[Target, Target]:
+    """Both measurements of a pair."""
+    return Target("up", m, pair.up, pair.down.use_tma), Target("down", m, pair.down)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class Effort:
         layer_rounds: samples of each of them.
         wide: search beyond SGLang's grid.
         exhaustive: measure every config of the grid.
+        sorted_sizes: values of BLOCK_SIZE_M, at each m, whose pairs are tried with USE_TMA for down.
+        sorted_downs: down configs that are tried so, of each of them.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Effort:
     layer_rounds: int = 9
     wide: bool = True
     exhaustive: bool = False
+    sorted_sizes: int = 1
+    sorted_downs: int = 1
 
 
 EFFORTS: Mapping[str, Effort] = {
@@ -41,6 +45,16 @@ EFFORTS: Mapping[str, Effort] = {
         budget_seconds=180.0,
         finalists=6,
         layer_rounds=21,
+        sorted_sizes=2,
+        sorted_downs=6,
     ),
-    "exhaustive": Effort("exhaustive", finalists=4, layer_rounds=15, wide=False, exhaustive=True),
+    "exhaustive": Effort(
+        "exhaustive",
+        finalists=4,
+        layer_rounds=15,
+        wide=False,
+        exhaustive=True,
+        sorted_sizes=2,
+        sorted_downs=6,
+    ),
 }

@@ -9,7 +9,8 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from moetune.applications.questions import time_layer
-from moetune.applications.targets import Target
+from moetune.applications.targets import targets_of
+from moetune.applications.tuning_sorted import SortedPairs
 from moetune.domain.choose import Candidates, Choice, Choices, DefaultConfig, Pair, Point, Reason, choose
 from moetune.domain.problem import KERNELS
 
@@ -62,6 +63,7 @@ class Finals:
     def __init__(self, server: Server, problem: Problem, laboratory: Laboratory, effort: Effort) -> None:
         self._server, self._problem, self._lab, self._effort = server, problem, laboratory, effort
         self._one_file = not server.separate_down_file
+        self.sorted_pairs = SortedPairs(server, problem, laboratory, effort)
         self.noise = NOISE_FLOOR
         """What a gain has to beat."""
 
@@ -98,7 +100,8 @@ class Finals:
         ordered = sorted(sums, key=lambda item: (item[0], item[1].up.sort_key(), item[1].down.sort_key()))
         found.update(dict.fromkeys(pair for _, pair in ordered))
         found.pop(self.default(choice.m), None)
-        return list(found)[: self._effort.finalists]
+        by_tma = self.sorted_pairs.best(choice.m, self._effort.finalists // 2)
+        return [*list(found)[: self._effort.finalists], *by_tma]
 
     def meet_all(self, choices: Choices) -> tuple[Choices, dict[int, LayerResult]]:
         """Let the finalists meet the default, twice there for the noise, in the whole layer."""
@@ -176,11 +179,6 @@ class Finals:
 def other_routing(routing: str) -> str:
     """The routing under which what is tuned for one may not lose to the default either."""
     return SKEWED if routing == "uniform" else "uniform"
-
-
-def targets_of(m: int, pair: Pair) -> tuple[Target, Target]:
-    """Both measurements of a pair."""
-    return Target("up", m, pair.up), Target("down", m, pair.down)
 
 
 def _ratio(timed: LayerTimed, place: int, base: Sequence[int]) -> float:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moetune.applications.measuring import Laboratory
-from moetune.applications.questions import check_config, measure_peaks
-from moetune.applications.targets import Target
-from moetune.applications.tuning_finals import Finals, LayerResult, targets_of
+from moetune.applications.questions import check_target, measure_peaks
+from moetune.applications.targets import Target, targets_of
+from moetune.applications.tuning_finals import Finals, LayerResult
 from moetune.applications.tuning_search import Search
 from moetune.domain.choose import Choices, Pair
 from moetune.domain.coverage import Shortfall, check_coverage, probe_ms
@@ -212,6 +212,9 @@ class Tuner:
         self.complete = search.complete
         self._lab.enter("pairs")
         search.complete_pairs()
+        if self._only is None:
+            self._lab.enter("pairs with USE_TMA")
+            self._finals.sorted_pairs.measure(self._keys.ms, self._end)
         self._lab.enter("finalists")
         return self._finals.meet_all(self._finals.choose(self._keys.ms))
 
@@ -300,14 +303,14 @@ class Tuner:
 
     def _check(self, choices: Choices) -> tuple[Choices, tuple[Numerics, ...]]:
         """Compare each chosen config with the reference, and put the default where one is wrong."""
-        found: dict[tuple[Kernel, KernelConfig], Numerics] = {}
+        found: dict[tuple[Kernel, KernelConfig, bool], Numerics] = {}
         entries = []
         for choice in choices.entries:
             right = True
             for target in targets_of(choice.m, choice.pair):
-                key = (target.kernel, target.config)
+                key = (target.kernel, target.config, target.sorted_output)
                 if key not in found:
-                    checked = check_config(self._lab, target.kernel, target.m, target.config)
+                    checked = check_target(self._lab, target)
                     if checked is None:
                         right = False
                         continue

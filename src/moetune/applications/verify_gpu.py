@@ -17,10 +17,10 @@ from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
 from moetune.applications.live import Live
 from moetune.applications.measuring import Laboratory
-from moetune.applications.questions import check_config, time_layer
+from moetune.applications.questions import check_target, time_layer
 from moetune.applications.routing_store import kept_for
 from moetune.applications.server_kernels import choose_kernel
-from moetune.applications.targets import Progress, Target
+from moetune.applications.targets import Progress, targets_of
 from moetune.applications.tuning_finals import NOISE_FLOOR, other_routing
 from moetune.applications.verify_answer import Entry, GpuPart, Looked, Numerics, Pick, Verdict, VerifyRequest
 from moetune.applications.worker_pool import WorkerCommand
@@ -194,7 +194,7 @@ class _Measuring:
             for contest in self._contests
             for pair in (contest.default, contest.pair)
             if pair is not None
-            for target in _targets(contest.pick.m, pair)
+            for target in targets_of(contest.pick.m, pair)
         )
         lab.run()
         lab.enter("numerics")
@@ -236,15 +236,17 @@ class _Measuring:
         entry, m = Entry(contest.pick), contest.pick.m
         if contest.pair is None:
             return replace(entry, verdict=Verdict.CANNOT_RUN, why=f"the launch fails: {contest.why}")
-        for target in _targets(m, contest.pair):
+        for target in targets_of(m, contest.pair):
+            if wrong := self._lab.binaries.why_wrong(target):
+                return replace(entry, verdict=Verdict.WRONG, why=f"{target.kernel}: {wrong}")
             task = self._lab.task_of(target)
             if isinstance(task, str):
                 return replace(entry, why=f"{target.kernel}: {task}")
         numerics = []
-        for target in _targets(m, contest.pair):
+        for target in targets_of(m, contest.pair):
             checked = None
             if (target.kernel, target.config) not in self._lab.known.failed:
-                checked = check_config(self._lab, target.kernel, m, target.config)
+                checked = check_target(self._lab, target)
             if checked is None:
                 why = self._lab.known.failed.get(
                     (target.kernel, target.config), "its numbers could not be compared"
@@ -267,8 +269,8 @@ class _Measuring:
         """
         if contest.default is None:
             return
-        config = contest.default.up if kernel == "up" else contest.default.down
-        checked = check_config(self._lab, kernel, contest.pick.m, config)
+        up, down = targets_of(contest.pick.m, contest.default)
+        checked = check_target(self._lab, up if kernel == "up" else down)
         if checked is not None and not checked.passed:
             raise MoetuneError(
                 f"at m={contest.pick.m} even the default computes wrong numbers here: nothing can be trusted",
@@ -379,7 +381,3 @@ def _judged(entry: Entry, race: _Race, noise: float) -> Entry:
     if race.skewed is not None and race.skewed[0] > 1 + max(bar, 2 * NOISE_FLOOR, race.skewed[1]):
         return replace(entry, verdict=Verdict.SLOWER, why=f"under a {race.other} routing")
     return replace(entry, verdict=Verdict.FASTER if race.ratio < 1 - bar else Verdict.SAME)
-
-
-def _targets(m: int, pair: Pair) -> tuple[Target, Target]:
-    return Target("up", m, pair.up), Target("down", m, pair.down)

@@ -226,13 +226,24 @@ class Data:
         return torch.where((flat == ELSEWHERE)[:, None], torch.zeros_like(rows), rows)
 
     def reference(
-        self, task: CompileTask, m: int, alignment: Alignment, experts: torch.Tensor
+        self, task: CompileTask, m: int, experts: torch.Tensor, alignment: Alignment | None = None
     ) -> torch.Tensor:
-        """The result of a launch in fp32, made expert by expert: weights are large."""
+        """The result of a launch in fp32, made expert by expert: weights are large.
+
+        Args:
+            task: what was launched.
+            m: at which m.
+            experts: expert of each slot.
+            alignment: of the slots; where they are read in sorted order it is needed.
+        """
         kernel = task.launch.kernel
         flat = experts.reshape(-1)
-        x = self.input_rows(task, m, alignment)
-        places = places_of_slots(alignment, flat.numel()) if task.launch.sorted_input else None
+        places = None
+        x = self.inputs[kernel].rows(m if kernel == "up" else flat.numel())
+        if task.launch.sorted_input:
+            assert alignment is not None
+            places = places_of_slots(alignment, flat.numel())
+            x = self.input_rows(task, m, alignment)
         weights, bias = self.weights[kernel][0], self.biases[kernel]
         result = torch.zeros(flat.numel(), task.n, device=self.device)
         for expert in flat.unique().tolist():

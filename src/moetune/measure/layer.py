@@ -307,7 +307,7 @@ class GpuBackend:
         data.clear(binary, task.m, alignment)
         out = data.launch(binary, task.m, alignment, 0)
         torch.cuda.synchronize()
-        expected = data.reference(binary, task.m, alignment, experts)
+        expected = data.reference(binary, task.m, experts, alignment)
         error = relative_error(data.by_slot(binary, out, alignment, experts), expected)
         # What was not written is NaN still; JSON has neither that nor infinity.
         return Checked(error if math.isfinite(error) else _NOT_WRITTEN, tolerance_of(binary))

@@ -196,8 +196,8 @@ class Server(Protocol):
         """
         ...
 
-    def render_table(self, problem: Problem, table: ConfigTable) -> str:
-        """The JSON text of a table in this server's own shape: sorted, canonical, newline at the end."""
+    def render_table(self, problem: Problem, table: ConfigTable, kernel: Kernel = "up") -> str:
+        """The JSON text of a kernel's table in this server's own shape: sorted, canonical."""
         ...
 
     def config_for(self, table: ConfigTable, m: int) -> KernelConfig:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from moetune.domain.problem import Kernel, Problem
 
 _SPECIALISED_DIVISOR = 16  # triton 3.6.0, backends/compiler.py: integers divisible by it are another binary
+_DESCRIPTOR_BYTES = 16
 _EARLY_ROWS = 512  # GDC_EARLY: A.shape[0] <= 512
 _CHUNK_TOKENS = 64 * 1024
 _UPCAST = frozenset({Dtype.MXFP4, Dtype.BITSANDBYTES})
@@ -63,6 +64,8 @@ def make_launch(
     a_bits, b_bits = _bits(problem)
     quantization = problem.quantization
     is_grouped = _is_grouped(problem)
+    if config.use_tma and not is_grouped:
+        _check_rows(rules, problem, kernel, min(a_bits, b_bits))
     sorted_input = kernel == "down" and config.use_tma and not is_grouped
     sorted_output = kernel == "up" and down is not None and down.use_tma and not is_grouped
     has_block_scales = quantization.dtype in _SCALED_BLOCKS and quantization.block_shape is not None
@@ -186,6 +189,17 @@ def _has_pdl(rules: Rules, problem: Problem) -> bool:
         and (problem.gpu.compute_capability or (0, 0)) >= (9, 0)
         and not _is_grouped(problem)
     )
+
+
+def _check_rows(rules: Rules, problem: Problem, kernel: Kernel, bits: int) -> None:
+    """Refuse rows that no descriptor can stand for (triton 3.6.0: tools/tensor_descriptor.py)."""
+    row_bytes = problem.gemm(kernel).k * bits // 8
+    if row_bytes % _DESCRIPTOR_BYTES:
+        raise ConfigFileError(
+            f"SGLang {rules.version} dies with AssertionError: with USE_TMA the rows of the {kernel} weights "
+            f"must be whole {_DESCRIPTOR_BYTES} bytes, and they are {row_bytes}",
+            "remove USE_TMA",
+        )
 
 
 def _why_wrong(rules: Rules, problem: Problem) -> str:

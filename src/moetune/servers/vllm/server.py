@@ -111,7 +111,12 @@ class VLLM:
         """Read a config file as this release would; see `table_json.read_table`."""
         return table_json.read_table(self.release, self._triton, text, source, problem)
 
-    def render_table(self, problem: Problem, table: ConfigTable) -> str:
+    def render_table(
+        self,
+        problem: Problem,
+        table: ConfigTable,
+        kernel: Kernel = "up",  # noqa: ARG002 one file serves both kernels
+    ) -> str:
         """The JSON text of a table as vLLM's own tuning script writes it."""
         return table_json.render_table(self.release, self.triton_version, problem, table)
 
