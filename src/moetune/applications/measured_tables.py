@@ -41,7 +41,7 @@ def measured_tables(
     return [
         TableFile(
             path=server.file_path(problem, kernel),
-            text=server.render_table(problem, with_own_entries(server, problem, table)),
+            text=server.render_table(problem, with_own_entries(server, problem, table), kernel),
             provenance=Provenance(
                 kind=Kind.MEASURED,
                 kernels=KERNELS if choices.down is None else (kernel,),

@@ -237,8 +237,8 @@ class _Measuring:
         if contest.pair is None:
             return replace(entry, verdict=Verdict.CANNOT_RUN, why=f"the launch fails: {contest.why}")
         for target in targets_of(m, contest.pair):
-            if wrong := self._lab.binaries.why_wrong(target):
-                return replace(entry, verdict=Verdict.WRONG, why=f"{target.kernel}: {wrong}")
+            if why := self._lab.binaries.why_wrong(target):
+                return replace(entry, verdict=Verdict.WRONG, why=f"{target.kernel}: {why}")
             task = self._lab.task_of(target)
             if isinstance(task, str):
                 return replace(entry, why=f"{target.kernel}: {task}")
