@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from moetune.domain.problem import Kernel
 
 _PREFIX = "triton_"
-_FIXED_FALLBACKS = ("3.4.0", "3.3.1", "3.2.0", "3.1.0")
+FIXED_FALLBACKS = ("3.4.0", "3.3.1", "3.2.0", "3.1.0")
+"""Before 0.5.12 no other directories than these are tried (sglang wheels, `get_moe_configs`)."""
 _TUNER = "https://github.com/sgl-project/sglang/tree/main/benchmark/kernels/fused_moe_triton"
 _INFO, _WARNING = "INFO", "WARNING"
 _IGNORED = "Deterministic inference is enabled, using default MoE kernel config."
@@ -130,7 +131,7 @@ def _search(rules: Rules, triton_version: str, name: str, tree: ConfigTree) -> _
 def _fallbacks(rules: Rules, tree: ConfigTree) -> list[str]:
     """Versions of the directories that are tried after the exact one, in order."""
     if not rules.has(Feature.FALLBACK_SCAN):
-        return list(_FIXED_FALLBACKS[0 if rules.has(Feature.FALLBACK_TO_3_4_0) else 1 :])
+        return list(FIXED_FALLBACKS[0 if rules.has(Feature.FALLBACK_TO_3_4_0) else 1 :])
     if tree.directories is None:
         raise FileNotFoundError
     versions = [
