@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import types
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,12 @@ _LAUNCHERS = (
     "invoke_fused_moe_triton_kernel",
     "invoke_fused_moe_wna16_triton_kernel",
 )
-_CALLED = ("should_enable_swap_ab", "get_moe_wna16_block_config", "_ensure_block_size_k_divisible")
+_CALLED = (
+    "should_enable_swap_ab",
+    "get_moe_wna16_block_config",
+    "_ensure_block_size_k_divisible",
+    "_get_b_tma_desc_cached",
+)
 KERNELS = ("fused_moe_kernel", "fused_moe_kernel_gptq_awq")
 
 
@@ -69,6 +75,20 @@ def _quantized(x: torch.Tensor, *rest: Any, **_: Any) -> tuple[torch.Tensor, Any
     """Stands for what quantizes activations: these are quantized already, with their scales kept aside."""
     del rest
     return x, x.scales
+
+
+@dataclass
+class Described:
+    """Stands for a tensor descriptor."""
+
+    base: torch.Tensor
+    tile: tuple[int, ...]
+
+
+def _described(base: torch.Tensor, shape: Any, strides: Any, tile: list[int]) -> Described:
+    assert tuple(shape) == tuple(base.shape)
+    assert tuple(strides) == base.stride()
+    return Described(base, tuple(tile))
 
 
 class Wheel:
@@ -133,7 +153,10 @@ class Wheel:
             "warn_if_moe_use_td_ineffective": no,
             "should_moe_wna16_use_cuda": no,
             "set_triton_allocator": no,
-            "TensorDescriptor": None,
+            "TensorDescriptor": _described,
+            "_set_triton_tma_allocator": no,
+            "_B_DESC_CACHE": OrderedDict(),
+            "_B_DESC_CACHE_MAX": 1,
             "logger": types.SimpleNamespace(warning_once=no),
             "ops": None,
         }

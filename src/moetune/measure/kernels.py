@@ -300,9 +300,9 @@ def run_grouped_gemm(
     options: dict[str, int | bool] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if launch.pdl:
         options["launch_pdl"] = True
-    x_desc = _described(x, config.block_size_m, config.block_size_k) if launch.sorted_input else None
+    x_desc = described(x, config.block_size_m, config.block_size_k) if launch.sorted_input else None
     w_desc = (
-        _described(weights, 1, config.block_size_n, config.block_size_k) if launch.weights_by_tma else None
+        described(weights, 1, config.block_size_n, config.block_size_k) if launch.weights_by_tma else None
     )
     moe_grouped_gemm[(tiles * triton.cdiv(columns, config.block_size_n),)](
         x,
@@ -341,7 +341,8 @@ def run_grouped_gemm(
     )
 
 
-def _described(values: torch.Tensor, *tile: int) -> TensorDescriptor:
+def described(values: torch.Tensor, *tile: int) -> TensorDescriptor:
+    """A descriptor that loads tiles of a tensor."""
     return TensorDescriptor(values, list(values.shape), list(values.stride()), list(tile))
 
 

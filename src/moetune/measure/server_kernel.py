@@ -11,8 +11,9 @@ import triton.language as tl
 
 from moetune.domain.problem import KERNELS
 from moetune.measure.kernel_file import load_kernel
+from moetune.measure.kernels import described
 from moetune.measure.worker import SetupError
-from moetune.servers.kernel_values import Lengths, Part, Pointer, TypeConstant, function_name
+from moetune.servers.kernel_values import Descriptor, Lengths, Part, Pointer, TypeConstant, function_name
 from moetune.servers.protocol import KernelServer
 from moetune.servers.registry import open_server
 
@@ -128,10 +129,16 @@ def _values(task: CompileTask, kernel: Any, lengths: Lengths) -> Mapping[str, ob
 def _to_compile(value: object) -> object:
     if isinstance(value, Pointer):
         return f"*{value.type}"
+    if isinstance(value, Descriptor):
+        return f"tensordesc<{value.type}[{', '.join(map(str, value.tile))}]>"
     return _TYPES[value.type] if isinstance(value, TypeConstant) else value
 
 
 def _to_launch(value: object, tensors: Mapping[Part, torch.Tensor | None]) -> object:
     if isinstance(value, Pointer):
         return tensors[value.part]
+    if isinstance(value, Descriptor):
+        whole = tensors[value.part]
+        assert whole is not None
+        return described(whole, *value.tile)
     return _TYPES[value.type] if isinstance(value, TypeConstant) else value

@@ -54,13 +54,22 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A tensor whose tiles are loaded through a descriptor: the tensor, Triton's name of its type, a tile."""
+
+    part: Part
+    type: str
+    tile: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TypeConstant:
     """A type as a compile-time constant, by Triton's name: `bf16`."""
 
     type: str
 
 
-Value = Pointer | TypeConstant | int | bool | None
+Value = Pointer | Descriptor | TypeConstant | int | bool | None
 
 
 @dataclass(frozen=True, slots=True)

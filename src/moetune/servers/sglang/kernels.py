@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moetune.servers.kernel_values import Value, bias_values, divides
+from moetune.servers.kernel_values import Descriptor, Part, Value, bias_values, divides
 
 if TYPE_CHECKING:
     from moetune.domain.compilation import CompileTask
@@ -39,12 +39,11 @@ def own_values(task: CompileTask) -> dict[str, Value]:
     """
     return {
         **bias_values(task, "bias_ptr", "stride_bias_e", "stride_bias_n"),
-        "a_desc": None,
-        "b_desc": None,
+        **_descriptors(task),
         "add_mask_ptr": None,
         "even_Ks": divides(task),
         "swap_ab": task.launch.swap_ab,
-        "c_sorted": False,
+        "c_sorted": task.launch.sorted_output,
         "filter_expert": task.elsewhere,
         "FUSE_SUM_ALL_REDUCE": task.launch.sum_topk > 0,
         "ROUTER_TOPK": task.launch.sum_topk or 1,
@@ -57,4 +56,15 @@ def own_values(task: CompileTask) -> dict[str, Value]:
         "A_OUTPUT_SLICES": 1,
         "A_OUTPUT_SLICE_WIDTH": 0,
         "A_OUTPUT_SLICE_K": 0,
+    }
+
+
+def _descriptors(task: CompileTask) -> dict[str, Value]:
+    """Those of a config with USE_TMA; the weights' tile is of one expert."""
+    launch, config = task.launch, task.launch.config
+    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+    weights = Descriptor(Part.WEIGHTS, task.weight_type or task.operand_type, (1, n, k))
+    return {
+        "a_desc": Descriptor(Part.ACTIVATIONS, task.operand_type, (m, k)) if launch.sorted_input else None,
+        "b_desc": weights if launch.weights_by_tma else None,
     }
