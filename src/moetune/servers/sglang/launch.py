@@ -212,8 +212,8 @@ def _why_wrong(rules: Rules, problem: Problem) -> str:
     quantization = problem.quantization
     if problem.ep > 1 and not rules.has(Feature.ELSEWHERE_UNTOUCHED):
         return (
-            f"with USE_TMA in the down config and ep {problem.ep}, SGLang {rules.version} writes zeros over "
-            "rows of the up kernel's output"
+            f"with USE_TMA in the down config and ep {problem.ep}, SGLang {rules.version} writes zeros where "
+            "rows of other experts lie, in a race with the programs that write those"
         )
     if quantization.dtype not in _SCALED_BLOCKS or quantization.block_shape is not None:
         return ""

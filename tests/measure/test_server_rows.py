@@ -1,0 +1,53 @@
+"""Sums over topk and rows in sorted order are to SGLang's own kernel what they are to moetune's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.measure.interpreted import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WRONG = {"fp8 by channel: down"}
+"""A row's scale is read where its slot stood."""
+
+
+def interpreted(version: str, folder: Path) -> dict[str, dict[str, float]]:
+    done = subprocess.run(
+        # -O: SGLang's kernel asserts block fp8 where activations come through a descriptor; compiled, as it
+        # is on a GPU, an assertion is left out, and configs for bf16 with USE_TMA are published.
+        [sys.executable, "-O", "-m", "tests.measure.server_rows", version, str(folder)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.20"])
+def test_sglangs_own_kernel_computes_the_same(version: str, tmp_path: Path) -> None:
+    found = interpreted(version, tmp_path)
+    assert len(found) == 26
+    # The same sums in the same order: not a bit differs, be they right or wrong.
+    assert {name: one["apart"] for name, one in found.items()} == dict.fromkeys(found, 0.0)
+    for name, one in found.items():
+        assert (one["error"] > 0.1) is (name in _WRONG), name
+        # What is wrong was said to be.
+        assert one["error"] < 0.1 or one["said to be wrong"]
+    # Up to 0.5.22 zeros for experts of other ranks are written at the slots' places, whatever lies there.
+    parallel = found["experts of other ranks: up"]
+    assert bool(parallel["strange"]) is bool(parallel["said to be wrong"]) is (version == "0.5.20")
+    others = {name: one["strange"] for name, one in found.items() if one is not parallel}
+    assert others == dict.fromkeys(others, 0)
