@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moetune.domain.predict import Familiarity, PerformanceModel, Prediction
+from moetune.domain.familiarity import Familiarity
+from moetune.domain.predict import PerformanceModel, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,6 @@ from moetune.applications.provenance import (
     SCHEMA,
     Check,
     Conditions,
-    Familiarity,
     Kind,
     Provenance,
     provenance_name,
@@ -24,6 +23,7 @@ from moetune.applications.provenance import (
     text_sha256,
 )
 from moetune.domain.errors import InputError
+from moetune.domain.familiarity import Familiarity
 from moetune.domain.identity import fingerprint, identity
 from tests import wheels
 from tests.generators import choices, problem, problems

@@ -19,6 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from moetune.applications.child_environment import without_tritons_own
 from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask, Depth, compile_task
 from moetune.domain.text import printable
 
@@ -109,14 +110,8 @@ def _not_checked(reason: str) -> CompileResult:
 
 
 def _worker_environment(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables without those that change what Triton does, but for its tools' paths."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TRITON_", "MLIR_", "LLVM_")) or name.startswith("TRITON_PTXAS")
-    }
     return {
-        **kept,
+        **without_tritons_own(),
         "TRITON_CACHE_DIR": folder,
         # What is launched: the stages before it are as much again to write and to read ten times over.
         "TRITON_STORE_BINARY_ONLY": "1",

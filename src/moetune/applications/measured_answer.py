@@ -132,13 +132,8 @@ class MeasuredTuning:
         assert problem is not None
         return {
             "rate": to_json(rate(problem, choice.m, choice.time_us, self.measured.peaks)),
-            "m": choice.m,
+            **choice.to_json(),
             "up": choice.pair.up.to_json(),
             "down": choice.pair.down.to_json(),
-            "up_us": choice.up_us,
-            "down_us": choice.down_us,
-            "default_us": choice.default_us,
-            "speedup": choice.speedup,
-            "reason": choice.reason.value,
             "layer": None if layer is None else to_json(layer),
         }

@@ -12,8 +12,9 @@ from moetune.domain.choose import Candidates, Choices, DefaultConfig, Pair, Poin
 from moetune.domain.codec import to_json
 from moetune.domain.coverage import Shortfall, choose_covering
 from moetune.domain.errors import ConfigFileError, MoetuneError
+from moetune.domain.familiarity import Familiarity
 from moetune.domain.keys import Keys, m_keys
-from moetune.domain.predict import Familiarity, PerformanceModel, Prediction
+from moetune.domain.predict import PerformanceModel, Prediction
 from moetune.domain.problem import KERNELS, Kernel
 from moetune.domain.space import can_run, dtype_violation, search_axes, violations
 from moetune.domain.version import parse_release
@@ -97,14 +98,9 @@ class Predicted:
     def _entry(self, choice: Choice) -> dict[str, Any]:
         up, down = self.limits[choice.m]
         return {
-            "m": choice.m,
+            **choice.to_json(),
             "up": choice.pair.up.to_json(),
             "down": choice.pair.down.to_json(),
-            "up_us": choice.up_us,
-            "down_us": choice.down_us,
-            "default_us": choice.default_us,
-            "speedup": choice.speedup,
-            "reason": choice.reason.value,
             "limits": {"up": up, "down": down},
         }
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import moetune
 from moetune.domain.codec import to_json
 from moetune.domain.errors import InputError
+from moetune.domain.familiarity import Familiarity
 from moetune.domain.identity import fingerprint, identity, problem_from_json, problem_to_json
 from moetune.domain.safe_json import JsonLimits, load_json_object
 from moetune.domain.text import printable
@@ -25,7 +26,7 @@ from moetune.domain.text import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from moetune.domain.choose import Choice, Choices
+    from moetune.domain.choose import Choices
     from moetune.domain.problem import Kernel, Problem
 
 SCHEMA = "moetune.provenance/1"
@@ -72,19 +73,6 @@ class Conditions:
     l2: str = "cold"
     repeats: int | None = None
     spread: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Familiarity:
-    """How far the problem lies from what the performance model has seen.
-
-    Attributes:
-        distance: 0 on known ground, 1 and more far from it.
-        text: the same in words.
-    """
-
-    distance: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +233,7 @@ def _document(provenance: Provenance, config_text: str) -> dict[str, Any]:
         "familiarity": rounded(to_json(provenance.familiarity)),
         "added_keys": list(provenance.added_keys),
         "shortfalls": list(provenance.shortfalls),
-        "entries": [rounded(_entry(choice)) for choice in provenance.choices.entries],
+        "entries": [rounded(choice.to_json()) for choice in provenance.choices.entries],
     }
 
 
@@ -272,17 +260,6 @@ def read_provenance(text: str | bytes, source: str) -> Recorded:
     except (InputError, ValueError, TypeError):
         problem = None  # another version's; what decides about the file is above
     return Recorded(kinds[kind], digest, of_problem, config_sha256, problem)
-
-
-def _entry(choice: Choice) -> dict[str, Any]:
-    return {
-        "m": choice.m,
-        "up_us": choice.up_us,
-        "down_us": choice.down_us,
-        "default_us": choice.default_us,
-        "speedup": choice.speedup,
-        "reason": choice.reason.value,
-    }
 
 
 def rounded(value: Any) -> Any:  # noqa: ANN401 - any JSON value

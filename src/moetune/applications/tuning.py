@@ -12,7 +12,7 @@ from moetune.applications.environment import config_trees, find_installed
 from moetune.applications.output import TableFile, Written, write_tables
 from moetune.applications.planning import GpuPlan, Plan, make_plan
 from moetune.applications.predicting import NOISE, NothingFitsError, Predicted, forecast, keys_for
-from moetune.applications.provenance import Check, Conditions, Familiarity, Kind, Provenance
+from moetune.applications.provenance import Check, Conditions, Kind, Provenance
 from moetune.applications.request import Request, TuneRequest
 from moetune.applications.start_from import configs_of
 from moetune.domain.codec import to_json
@@ -270,7 +270,7 @@ def _table_files(
                     Check("fits in closed form", True, f"{problem.gpu.sm}, Triton {server.triton_version}"),
                     Check(f"compiles for {problem.gpu.sm}", report.compiled > 0 or None, report.text),
                 ),
-                familiarity=Familiarity(predicted.familiarity.distance, predicted.familiarity.text),
+                familiarity=predicted.familiarity,
                 added_keys=predicted.added_keys,
                 shortfalls=tuple(shortfall.m for shortfall in predicted.shortfalls),
             ),

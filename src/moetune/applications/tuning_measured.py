@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from moetune import __version__
 from moetune.applications.exhaustive import write_landscape
-from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
-from moetune.applications.live import Live
+from moetune.applications.live import Live, LiveWatch
 from moetune.applications.measured_answer import MeasuredTuning
 from moetune.applications.measured_tables import measured_tables
 from moetune.applications.measuring import Laboratory
@@ -26,7 +25,7 @@ from moetune.applications.predicting import forecast, keys_for
 from moetune.applications.routing_store import AskedRouting, ask_routing
 from moetune.applications.server_kernels import KernelChoice, choose_kernel, measured_server
 from moetune.applications.start_from import configs_of
-from moetune.applications.targets import NotMeasurableError, Progress, Target
+from moetune.applications.targets import NotMeasurableError, Target
 from moetune.applications.tuning import command_to_use, look_again
 from moetune.applications.tuning_efforts import EFFORTS, Effort
 from moetune.applications.tuning_loop import Measured, Tuner
@@ -130,17 +129,15 @@ class _Run:
         kernel: KernelChoice,
     ) -> None:
         self._request, self._effort, self._environ, self._devices = request, effort, environ, devices
-        self._command, self._pool, self._live = command, pool, live
+        self._command, self._pool = command, pool
         self._started, self._stack, self._routing = started, stack, routing
         self.kernel = kernel
         self.routing_remarks: tuple[str, ...] = ()
-        self._health = HealthMonitor(devices[0].uuid)
-        self._looked, self._last = 0.0, Health()
+        self.watch = LiveWatch(devices[0].uuid, live, started)
         self.tuner: Tuner | None = None
         self.laboratory: Laboratory | None = None
         self.journal: Journal | None = None
         self.nothing_left = False
-        self.throttled: dict[str, None] = {}
         self._start_from = configs_of(map(Path, request.start_from)) if request.start_from else ()
         self._problem: Problem | None = None
         self._forecast: Forecast | None = None
@@ -167,7 +164,7 @@ class _Run:
                 seed=request.seed,
                 recording=self._routing.path,
                 kernel_file=self.kernel.file,
-                progress=self._tell,
+                progress=self.watch.see,
             )
         )
         probe = laboratory.task_of(Target("up", keys.ms[0], server.default_config(problem, "up", keys.ms[0])))
@@ -209,7 +206,9 @@ class _Run:
             for kernel in KERNELS
         }
         measured = self.tuner.tune(launches, PerformanceModel.load(), self._start_from[:_STARTED_FROM])
-        self.laboratory.note("health", **to_json(self._health.look()), throttled_during=list(self.throttled))
+        self.laboratory.note(
+            "health", **to_json(self.watch.look()), throttled_during=list(self.watch.throttled)
+        )
         landscape = None
         if self._effort.exhaustive and measured.complete:
             assert self._keys is not None
@@ -218,14 +217,6 @@ class _Run:
         if measured.complete and not self.nothing_left:
             self.journal.append("done", **self._mark)
         return measured, landscape
-
-    def _tell(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._looked > 1.0:
-            self._looked, self._last = now, self._health.look()
-            self.throttled.update(dict.fromkeys(self._last.throttled))
-        if self._live is not None:
-            self._live(Live(progress, self._last, now - self._started))
 
 
 def _command(request: MeasureRequest) -> WorkerCommand:
@@ -264,7 +255,7 @@ def _written(
         nothing_left=run.nothing_left,
         journal=run.journal.path,
         landscape=landscape,
-        throttled=tuple(run.throttled),
+        throttled=tuple(run.watch.throttled),
         routing_remarks=run.routing_remarks,
         kernel=run.kernel,
         facts=facts,

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moetune.applications.gpu_health import Health, HealthMonitor
 from moetune.applications.journal import Journal, state_root
-from moetune.applications.live import Live
+from moetune.applications.live import Live, LiveWatch
 from moetune.applications.measuring import Laboratory
 from moetune.applications.questions import check_target, time_layer
 from moetune.applications.routing_store import kept_for
@@ -77,7 +75,7 @@ def measure(
         return GpuPart(reason=why), tuple(Entry(pick, why=why) for pick in looked.picks)
     uuids = [device.uuid for device in devices]
     root = state_root(request.state, environ) / "verify" / f"seed-{request.seed}"
-    watch = _Watch(uuids[0], live)
+    watch = LiveWatch(uuids[0], live)
     with (
         Journal.open(root, problem, uuids[0]) as journal,
         Laboratory(
@@ -134,24 +132,6 @@ def _remarks(looked: Looked, facts: DeviceFacts | None, lacks_recording: bool) -
             "the recorded routing that it was tuned for is not kept here, or of another model: "
             "measured under a uniform one"
         )
-
-
-class _Watch:
-    """Tells the live line, and keeps why the GPU ran slower than it could."""
-
-    def __init__(self, uuid: str, live: Callable[[Live], None] | None) -> None:
-        self._health, self._live = HealthMonitor(uuid), live
-        self._started, self._looked, self._last = time.monotonic(), 0.0, Health()
-        self.throttled: dict[str, None] = {}
-
-    def see(self, progress: Progress) -> None:
-        """Called after each measurement."""
-        now = time.monotonic()
-        if now - self._looked > 1.0:
-            self._looked, self._last = now, self._health.look()
-            self.throttled.update(dict.fromkeys(self._last.throttled))
-        if self._live is not None:
-            self._live(Live(progress, self._last, now - self._started))
 
 
 @dataclass(frozen=True, slots=True)

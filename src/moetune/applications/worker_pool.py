@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import moetune
+from moetune.applications.child_environment import without_tritons_own
 from moetune.applications.compiling import exit_text
 from moetune.domain.codec import from_json
 from moetune.domain.errors import InputError, MoetuneError
@@ -224,13 +225,8 @@ class WorkerProcess:
 
 
 def _environment(command: WorkerCommand, uuid: str, cache: Path) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TRITON_", "MLIR_", "LLVM_")) or name.startswith("TRITON_PTXAS")
-    }
     return {
-        **kept,
+        **without_tritons_own(),
         "CUDA_VISIBLE_DEVICES": uuid,
         "TRITON_CACHE_DIR": str(cache),
         "PYTHONSAFEPATH": "1",

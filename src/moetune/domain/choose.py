@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moetune.domain.config import ConfigTable, KernelConfig
 from moetune.domain.errors import MoetuneError
@@ -122,6 +122,17 @@ class Choice:
     def speedup(self) -> float | None:
         """Time of the default over the time of the choice; None when the default cannot run."""
         return None if self.default_us is None else self.default_us / self.time_us
+
+    def to_json(self) -> dict[str, Any]:
+        """What every document says of it; the configs stand beside it."""
+        return {
+            "m": self.m,
+            "up_us": self.up_us,
+            "down_us": self.down_us,
+            "default_us": self.default_us,
+            "speedup": self.speedup,
+            "reason": self.reason.value,
+        }
 
 
 @dataclass(frozen=True, slots=True)

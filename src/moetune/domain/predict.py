@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from moetune.domain.familiarity import Familiarity
 from moetune.domain.features import FEATURES, FloatArray, LaunchArrays, features, launch_arrays
 from moetune.domain.gpu import Gpu, filled
 
@@ -55,19 +56,6 @@ class Prediction:
     score: FloatArray
     limits: tuple[str, ...]
     scenarios_us: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Familiarity:
-    """How far a problem lies from what the model has seen.
-
-    Attributes:
-        distance: 0 on known ground, 1 and more far from it.
-        text: the same in words.
-    """
-
-    distance: float
-    text: str
 
 
 PARTS = ("w1", "b1", "w2", "b2", "w3", "b3", "low", "high")

@@ -6,13 +6,10 @@ Whatever the compiler prints goes into the result and not to stdout.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
-import resource
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -30,6 +27,7 @@ from moetune.domain.compilation import CompileResult, CompileStatus, CompileTask
 from moetune.domain.kernel_format import Scales
 from moetune.domain.resources import WARP
 from moetune.domain.text import printable
+from moetune.measure.child import open_answers, say
 from moetune.measure.cubin import cubin_resources
 from moetune.measure.dequantizing_kernel import dequantizing_constants, moe_dequantizing_gemm
 from moetune.measure.kernels import kernel_constants, moe_grouped_gemm
@@ -341,32 +339,17 @@ def _captured_output() -> Iterator[list[str]]:
 
 def serve(tasks: TextIO, answers: TextIO) -> None:
     """Say hello with Triton's version, then answer one task a line until there are no more."""
-    _say(answers, {"triton": triton.__version__})
+    say(answers, {"triton": triton.__version__})
     for line in tasks:
         request = json.loads(line)
         result = compile_launch(CompileTask.from_json(request["task"]), Depth(request["depth"]))
-        _say(answers, {"number": request["number"], "result": result.to_json()})
-
-
-def _say(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
-
-
-def _die_with_parent() -> None:
-    """Have Linux end this process when the one that started it is gone, even in the middle of LLVM."""
-    pr_set_pdeathsig = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        say(answers, {"number": request["number"], "result": result.to_json()})
 
 
 def main() -> None:
     """Serve on stdin and stdout."""
-    _die_with_parent()
+    answers = open_answers()
     os.nice(_NICE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a compiler that aborts leaves no core behind
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     serve(sys.stdin, answers)
 
 

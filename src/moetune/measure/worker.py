@@ -6,17 +6,14 @@ not be that of the process that asks. What a candidate breaks, it breaks here.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import resource
-import signal
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from moetune.domain.codec import to_json
 from moetune.domain.errors import MoetuneError
 from moetune.domain.text import printable
+from moetune.measure.child import open_answers, say
 from moetune.measure.protocol import (
     REQUESTS,
     Checked,
@@ -84,7 +81,7 @@ class SetupError(Exception):
 
 def serve(backend: Backend, requests: TextIO, answers: TextIO) -> None:
     """Say hello, then answer until there are no more requests or the context is lost."""
-    _say(answers, {"hello": to_json(backend.facts())})
+    say(answers, {"hello": to_json(backend.facts())})
     for line in requests:
         document = json.loads(line)
         try:
@@ -92,11 +89,11 @@ def serve(backend: Backend, requests: TextIO, answers: TextIO) -> None:
             answer = {"ok": to_json(operation(read_request(document)))}
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told to who asked
             failure = _failure(error, backend)
-            _say(answers, {"failure": to_json(failure)})
+            say(answers, {"failure": to_json(failure)})
             if failure.kind is FailureKind.DEVICE:
                 return
             continue
-        _say(answers, answer)
+        say(answers, answer)
 
 
 def _operation(document: dict[str, Any]) -> str:
@@ -121,29 +118,14 @@ def _failure(error: Exception, backend: Backend) -> Failure:
     return Failure(kind, message)
 
 
-def _say(answers: TextIO, message: dict[str, Any]) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
-
-
-def _die_with_parent() -> None:
-    """Have Linux end this process with the one that started it, even while a kernel hangs."""
-    pr_set_pdeathsig = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
 def run(make_backend: Callable[[], Backend]) -> None:
     """Serve on stdin and stdout; whatever else prints goes to stderr."""
-    _die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    answers = open_answers()
     try:
         backend = make_backend()
     except Exception as error:  # noqa: BLE001 - told to who asked
         message = printable(f"{type(error).__name__}: {error}", _MESSAGE_CHARACTERS)
-        _say(answers, {"failure": to_json(Failure(FailureKind.SETUP, message))})
+        say(answers, {"failure": to_json(Failure(FailureKind.SETUP, message))})
         return
     serve(backend, sys.stdin, answers)
 
