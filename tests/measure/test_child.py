@@ -34,7 +34,8 @@ def test_it_ends_with_the_process_that_started_it() -> None:
     )
     parent = (
         "import subprocess, sys; "
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE, text=True); "
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], text=True, "
+        "stdout=subprocess.PIPE, stderr=subprocess.DEVNULL); "
         "print(child.stdout.readline())"
     )
     done = subprocess.run(
