@@ -43,7 +43,7 @@ class CompilerFailure:
 
         A release between two that fail fails too, and so does a later one of the same minor version. Of the
         kernels for weights in groups vLLM's fails and SGLang's does not: nothing is said of them. A launch
-        that adds to its output does not fail.
+        that adds to its output, or reads or writes rows in sorted order, does not fail.
         """
         config = launch.config
         quotient = self.block_size_n_over_block_size_k
@@ -53,7 +53,7 @@ class CompilerFailure:
             and self.compute_capability[0] <= compute_capability <= self.compute_capability[1]
             and launch.a_bits in self.operand_bits
             and not launch.grouped
-            and not launch.sum_topk
+            and not (launch.sum_topk or launch.sorted_input or launch.sorted_output)
             and config.block_size_m >= self.min_rows_per_warp * config.num_warps
             and (quotient is None or config.block_size_n == quotient * config.block_size_k)
         )
