@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from moetune.applications.install_plan import Change, InstallRequest, Prepared, prepare_install
+from moetune.applications.install_plan import Change, InstallRequest, Prepared, _diff, prepare_install
 from moetune.applications.installing import Installed, install
 from moetune.applications.provenance import SCHEMA, text_sha256
 from moetune.domain.errors import InputError, MoetuneError, OutputError
@@ -329,6 +329,19 @@ class TestShown:
             (100, "", "16x64x64 g1 w4 s3"),
             (8192, "64x64x64 g1 w4 s3", "16x64x64 g1 w4 s3"),
         )
+
+    def test_entries_that_leave_their_tile_to_the_server_and_broken_ones_are_compared_too(
+        self, tmp_path: Path
+    ) -> None:
+        own, tuned = {"BLOCK_SIZE_M": 8, "GROUP_SIZE_M": 1}, json.loads(table(16, (64,)))["64"]
+        before = {"8": own, "16": own, "64": tuned, "x": tuned, "9": {"BLOCK_SIZE_N": 3}}
+        after = {"8": own | {"BLOCK_SIZE_M": 4}, "16": own, "64": own}
+        texts = [json.dumps(document).encode() for document in (before, after)]
+        assert _diff(texts[0], texts[1], "file") == (
+            (8, "BLOCK_SIZE_M 8, the tile is the server's", "BLOCK_SIZE_M 4, the tile is the server's"),
+            (64, "16x64x64 g1 w4 s3", "BLOCK_SIZE_M 8, the tile is the server's"),
+        )
+        assert _diff(b"[", b"{", "file") == ()
 
     def test_a_dry_run_changes_nothing(self, tmp_path: Path) -> None:
         source = write(tmp_path / "source", pair(16))

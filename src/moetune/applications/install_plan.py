@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -18,9 +19,10 @@ from moetune.applications.lint_report import finding_to_json
 from moetune.applications.manifest import MAX_FILE_BYTES, check_target, digest
 from moetune.applications.path_arguments import AnyPaths, as_paths
 from moetune.applications.provenance import Kind, provenance_name, read_provenance
-from moetune.domain.config import ConfigTable
+from moetune.domain.config import KernelConfig
 from moetune.domain.errors import ConfigFileError, InputError, MoetuneError, OutputError
 from moetune.domain.identity import differences
+from moetune.domain.safe_json import read_json_object
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
@@ -309,18 +311,29 @@ def _change(
 
 
 def _diff(before: bytes, after: bytes, path: str) -> tuple[tuple[int, str, str], ...]:
-    diff = _table(before, path).diff(_table(after, path))
-    rows = [(m, "", str(config)) for m, config in diff.added]
-    rows += [(m, str(config), "") for m, config in diff.removed]
-    rows += [(m, str(old), str(new)) for m, old, new in diff.changed]
-    return tuple(sorted(rows))
+    old, new = _entries(before, path), _entries(after, path)
+    ms = sorted(m for m in {*old, *new} if old.get(m) != new.get(m))
+    return tuple((m, str(old.get(m, "")), str(new.get(m, ""))) for m in ms)
 
 
-def _table(content: bytes, path: str) -> ConfigTable:
+def _entries(content: bytes, path: str) -> dict[int, KernelConfig | str]:
+    """The entries of a file; what cannot be read is no entry to compare."""
     try:
-        return ConfigTable.parse(content, path, frozenset({"triton_version"}))
+        document = read_json_object(content, path, error=ConfigFileError).value
     except ConfigFileError:
-        return ConfigTable(())  # what cannot be read has no entries to compare
+        return {}
+    found: dict[int, KernelConfig | str] = {}
+    for key, entry in document.items():
+        with contextlib.suppress(ConfigFileError, ValueError):
+            found[int(key)] = _without_tile(entry) or KernelConfig.from_json(entry, path)
+    return found
+
+
+def _without_tile(entry: object) -> str:
+    """An entry that leaves its tile to the server, in words; empty for any other."""
+    if not isinstance(entry, dict) or "BLOCK_SIZE_M" not in entry or "BLOCK_SIZE_N" in entry:
+        return ""
+    return f"BLOCK_SIZE_M {printable(str(entry['BLOCK_SIZE_M']), 20)}, the tile is the server's"
 
 
 def _knows_less(new: bytes | None, old: bytes) -> str:
