@@ -330,9 +330,7 @@ class TestShown:
             (8192, "64x64x64 g1 w4 s3", "16x64x64 g1 w4 s3"),
         )
 
-    def test_entries_that_leave_their_tile_to_the_server_and_broken_ones_are_compared_too(
-        self, tmp_path: Path
-    ) -> None:
+    def test_entries_that_leave_their_tile_to_the_server_and_broken_ones_are_compared_too(self) -> None:
         own, tuned = {"BLOCK_SIZE_M": 8, "GROUP_SIZE_M": 1}, json.loads(table(16, (64,)))["64"]
         before = {"8": own, "16": own, "64": tuned, "x": tuned, "9": {"BLOCK_SIZE_N": 3}}
         after = {"8": own | {"BLOCK_SIZE_M": 4}, "16": own, "64": own}
