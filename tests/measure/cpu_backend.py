@@ -58,8 +58,8 @@ class CpuBackend(layer.GpuBackend):
         return True
 
 
-def main() -> None:
-    patch_interpreter()
+def stand_in() -> None:
+    """Put what the CPU can do in the place of what only a GPU can."""
     cuda: Any = torch.cuda
     cuda.synchronize = cuda.empty_cache = lambda: None
     cuda.mem_get_info = lambda _: (1 << 40, 1 << 40)
@@ -70,6 +70,11 @@ def main() -> None:
     awake.wake = awake.new_pool = lambda: None
     once: Any = RunNow
     timing.capture = once
+
+
+def main() -> None:
+    patch_interpreter()
+    stand_in()
     worker.serve(CpuBackend(), sys.stdin, sys.stdout)
 
 

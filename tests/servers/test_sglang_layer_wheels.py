@@ -17,7 +17,7 @@ from moetune.domain.problem import KERNELS, Kernel, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.servers.protocol import ConfigTree, Outcome, ServerOptions
 from moetune.servers.sglang import SGLang, open_sglang
-from moetune.servers.sglang.releases import rules_of
+from moetune.servers.sglang.releases import Feature, rules_of
 from tests.servers.sglang_layer import Launched, Layer, Weights, load_layer, weights
 from tests.servers.sglang_loader import World
 from tests.servers.sglang_problems import layer, shard
@@ -31,6 +31,7 @@ VERSIONS = [
 ]
 CAPABILITIES = [(8, 9), (9, 0), (10, 0), (12, 0)]
 E, N, K, TOPK = 40, 128, 256, 2
+M = 17
 KINDS: dict[str, Quantization] = {
     "bf16": Quantization(),
     "fp8": Quantization(Dtype.FP8_W8A8, "fp8"),
@@ -107,7 +108,7 @@ def ours(bench: Bench, up: dict[str, Any], down: dict[str, Any] | None) -> list[
         second = config if down is None else KernelConfig.from_json(down, "down")
         # The pair is checked before the first kernel is launched.
         expected_down = server.launch(problem, "down", second, config)
-        return [server.launch(problem, "up", config), expected_down]
+        return [server.launch(problem, "up", config, down=expected_down.config), expected_down]
     except ConfigFileError as refused:
         return refused.message.split("dies with ")[1].split(":")[0]
 
@@ -124,8 +125,29 @@ def assert_same(launched: Launched, expected: Any, bench: Bench) -> None:
     assert options.launch_pdl == expected.pdl
     assert bool(arguments.get("USE_GDC")) == expected.pdl
     if bench.kind != "int4":
-        assert (arguments.get("b_desc") is not None) == config.use_tma
+        assert (arguments.get("b_desc") is not None) == expected.weights_by_tma == config.use_tma
+        assert (arguments.get("a_desc") is not None) == expected.sorted_input
+        assert bool(arguments.get("c_sorted")) == expected.sorted_output
+        assert_tiles(arguments, expected, bench)
         assert arguments["group_k"] == expected.block_k
+
+
+def assert_tiles(arguments: dict[str, Any], expected: Any, bench: Bench) -> None:
+    """The tiles of descriptors, and the rows that sorted order has room for."""
+    config = expected.config
+    m, n, k = config.block_size_m, config.block_size_n, config.block_size_k
+    rows = M * TOPK + min(M * TOPK, E + 1) * (m - 1)
+    if expected.weights_by_tma:
+        assert arguments["b_desc"].block_shape == [1, n, k]
+        assert tuple(arguments["b_desc"].shape) == tuple(arguments["b_ptr"].shape)
+    if expected.sorted_input:
+        assert arguments["a_desc"].block_shape == [m, k]
+        assert tuple(arguments["a_desc"].shape) == (rows, N)
+    if expected.sorted_output:
+        assert arguments["c_ptr"].shape[0] == rows
+    # What is wrong with it is said of both kernels of the pair.
+    is_wrong = (expected.sorted_input or expected.sorted_output) and bench.kind == "fp8"
+    assert bool(expected.wrong_numbers) == is_wrong
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -147,8 +169,12 @@ def test_the_launches_of_both_kernels_are_the_wheels(version: str, tmp_path: Pat
                 down = random_entry(rng, tma=tma)
                 if rng.random() < 0.7:
                     down["BLOCK_SIZE_M"] = up["BLOCK_SIZE_M"]
+                if capability == (10, 0) and kind != "int4":  # whatever was drawn, a pair with it
+                    up.pop("USE_TMA", None)
+                    bench.write("up", {"8": up})
+                    down |= {"BLOCK_SIZE_M": up["BLOCK_SIZE_M"], "USE_TMA": True}
                 bench.write("down", {"8": down})
-            launched, expected = bench.run(17), ours(bench, up, down)
+            launched, expected = bench.run(M), ours(bench, up, down)
             if version in BROKEN_INT4 and kind == "int4" and not isinstance(expected, str):
                 assert launched == "IndexError"
                 continue
@@ -163,9 +189,13 @@ def test_the_launches_of_both_kernels_are_the_wheels(version: str, tmp_path: Pat
                 assert_same(one, other, bench)
                 seen.add(f"swap {other.swap_ab}")
                 seen.add(f"pdl {other.pdl}")
+                seen.add(f"sorted input {other.sorted_input}")
+                seen.add(f"sorted output {other.sorted_output}")
     assert {"swap False", "pdl False"} <= seen
     assert ("swap True" in seen) == rules_of(version).at_least((0, 5, 8))
     assert ("pdl True" in seen) == rules_of(version).at_least((0, 5, 19))
+    for side in ("input", "output"):
+        assert (f"sorted {side} True" in seen) == rules_of(version).has(Feature.DOWN_FILE)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
