@@ -78,16 +78,16 @@ def test_who_has_no_such_kernel() -> None:
 def test_own_entries_stand_where_the_block_size_m_changes_and_at_powers_of_two() -> None:
     server, problem = problem_of("0.12.0")
     entries = own_entries(server, problem)
-    assert [m for m, _ in entries] == [*range(1, 17), 32, 48]
-    assert [config.block_size_m for _, config in entries] == [*range(1, 17), 16, 16]
+    assert [m for m, _ in entries] == [1, 2, 3, 4, 5, 8, 9, 16, 32, 48]
+    assert [config.block_size_m for _, config in entries] == [1, 2, 4, 4, 8, 8, 16, 16, 16, 16]
     few = own_entries(*problem_of("0.12.0", experts=8, topk=8))
-    assert [m for m, _ in few] == [1, 2, 3, 4, 5, 6]
+    assert [(m, config.block_size_m) for m, config in few] == [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (6, 8)]
 
 
 def test_what_was_chosen_for_such_m_gives_way_and_the_rest_stays() -> None:
     server, problem = problem_of("0.12.0")
     table = with_own_entries(server, problem, ConfigTable(((16, TRITON), (49, TRITON), (8192, TRITON))))
-    assert dict(table.entries)[16] == server.default_config(problem, "up", 16)
+    assert dict(table.entries)[16] == dict(own_entries(server, problem))[16]
     assert [m for m, config in table.entries if config == TRITON] == [49, 8192]
 
 
@@ -98,11 +98,24 @@ def test_own_entries_leave_their_tile_to_vllm_in_the_file_and_are_read_back() ->
         text = server.render_table(problem, table)
         document = json.loads(text)
         split_k = {} if version == "0.10.2" else {"SPLIT_K": 1}
-        assert document["3"] == {"BLOCK_SIZE_M": 3, "GROUP_SIZE_M": 1, **split_k}
+        assert document["3"] == {"BLOCK_SIZE_M": 4, "GROUP_SIZE_M": 1, **split_k}
         assert document["49"]["BLOCK_SIZE_N"] == 128
         read = server.read_table(text, "file", problem)
         assert server.render_table(problem, read) == text
         assert dict(read.entries)[48] == server.default_config(problem, "up", 48)
+
+
+@pytest.mark.parametrize("newer", ["0.27.0", "0.33.0"])
+def test_a_release_without_that_kernel_does_not_die_of_the_file(newer: str) -> None:
+    server, problem = problem_of("0.26.0")
+    text = server.render_table(
+        problem, with_own_entries(server, problem, ConfigTable(((49, TRITON), (8192, TRITON))))
+    )
+    later, same = problem_of(newer)
+    for m, config in later.read_table(text, "file", same).entries:
+        assert config.block_size_m & (config.block_size_m - 1) == 0
+        if m <= 16:
+            assert config.block_size_m == later.default_config(same, "up", m).block_size_m
 
 
 @every_version
@@ -143,9 +156,11 @@ def test_with_our_file_the_wheel_runs_there_what_it_runs_without(version: str, t
                 ]
             if module is with_file:
                 assert all(config["BLOCK_SIZE_M"] == 64 for config in picked[until:])
-        sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
         for here, there in zip(found[with_file], found[without], strict=True):
-            assert [here[size] for size in sizes] == [there[size] for size in sizes], problem
+            for size in ("BLOCK_SIZE_N", "BLOCK_SIZE_K"):
+                assert here[size] == there[size], (problem, there)
+            # No expert has more rows than m: in a block of at least m rows they are one block.
+            assert here["BLOCK_SIZE_M"] == 1 << (there["BLOCK_SIZE_M"] - 1).bit_length()
 
 
 def test_the_checks_are_those_of_the_wheels_library() -> None:
@@ -196,7 +211,7 @@ def test_every_m_up_to_the_last_picks_an_entry_with_its_own_block_size_m(
     table = with_own_entries(server, problem, ConfigTable(((until + 1, TRITON), (1 << 20, TRITON))))
     keys = [*range(1, 18), until // 2, until - 1, until]
     for m in (m for m in keys if 1 <= m <= until):
-        picked = server.config_for(table, m)
-        assert picked.block_size_m == server.default_config(problem, "up", m).block_size_m
+        picked = server.config_for(table, m).block_size_m
+        assert min(m, 16) <= picked < 2 * min(m, 16)
     assert server.config_for(table, until + 1) == TRITON
     assert all(a < b for a, b in pairwise(table.keys()))

@@ -23,6 +23,10 @@ class OtherKernelServer(Protocol):
         """The last m at which the other kernel runs, as at every m below it; 0 where it never does."""
         ...
 
+    def cuda_kernel_entry(self, problem: Problem, m: int) -> KernelConfig:
+        """The entry with which the other kernel does at such an m what it does without a file."""
+        ...
+
     def cuda_kernel_fault(self, problem: Problem, m: int, config: KernelConfig) -> str:
         """Why the other kernel cannot run the entry of a key; empty where it can."""
         ...
@@ -48,9 +52,12 @@ def cuda_kernel_text(server: Server, problem: Problem) -> str:
 
 
 def own_entries(server: Server, problem: Problem) -> tuple[tuple[int, KernelConfig], ...]:
-    """The server's default at such m: where its BLOCK_SIZE_M changes, and at powers of two between."""
-    last = cuda_kernel_until(server, problem)
-    entries = [(m, server.default_config(problem, "up", m)) for m in range(1, last + 1)]
+    """The entries for such m: at both ends of each BLOCK_SIZE_M, and at powers of two between."""
+    if not isinstance(server, OtherKernelServer):
+        return ()
+    entries = [
+        (m, server.cuda_kernel_entry(problem, m)) for m in range(1, server.cuda_kernel_until(problem) + 1)
+    ]
     sizes = [None, *(config.block_size_m for _, config in entries), None]
     return tuple(
         (m, config)

@@ -6,6 +6,7 @@ Sources: `fused_moe.py:get_default_config`, `get_moe_wna16_block_config`, `_ensu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.config import KernelConfig
@@ -45,6 +46,19 @@ def cuda_kernel_until(release: Release, problem: Problem) -> int:
     """The last m at which the CUDA kernel runs, as at every m below it; 0 where it never does."""
     last = _CUDA_ROWS_PER_EXPERT * problem.E // problem.topk
     return last if last and runs_cuda_kernel(release, problem, last) else 0
+
+
+def cuda_kernel_entry(release: Release, problem: Problem, m: int) -> KernelConfig:
+    """The entry with which the CUDA kernel does at an m what it does without a file.
+
+    Its BLOCK_SIZE_M is the default's, min(16, m), rounded up to a power of two: no expert gets more rows
+    than m, so that the blocks and the work in them are the same, and a release without that kernel, to
+    which the file may come by an upgrade, does not die of it.
+    """
+    default = default_config(release, problem, "up", m)
+    block_m = 1 << max(default.block_size_m - 1, 0).bit_length()
+    block_n, block_k = filled_tile(release, problem, m, block_m)
+    return replace(default, block_size_m=block_m, block_size_n=block_n, block_size_k=block_k)
 
 
 def filled_tile(release: Release, problem: Problem, m: int, block_size_m: int) -> tuple[int, int]:

@@ -142,6 +142,10 @@ class VLLM:
         """The last m at which vLLM's CUDA kernel for grouped int4 runs; 0 where it never does."""
         return defaults.cuda_kernel_until(self.release, problem)
 
+    def cuda_kernel_entry(self, problem: Problem, m: int) -> KernelConfig:
+        """The entry with which that kernel does at an m what it does without a file."""
+        return defaults.cuda_kernel_entry(self.release, problem, m)
+
     def cuda_kernel_fault(self, problem: Problem, m: int, config: KernelConfig) -> str:
         """Why that kernel cannot run the entry of a key; empty where it can."""
         return cuda_kernel.cuda_kernel_fault(self.release, problem, m, config)

@@ -6,7 +6,7 @@ Sources: `fused_moe.py:get_moe_configs`, `invoke_fused_moe_triton_kernel`, `fuse
 
 An entry of the grouped int4 and int8 kernels may leave BLOCK_SIZE_N and BLOCK_SIZE_K to vLLM, which then
 fills in what it does without a file (`get_moe_wna16_block_config`). It is read as the config of the up
-kernel, and written so where vLLM's CUDA kernel runs and the entry is the default there.
+kernel, and written so where vLLM's CUDA kernel runs and is to do what it does without a file.
 
 Refused although the server would take them: what no tuned file holds and what hostile files would
 (megabytes, deep nesting, Triton options that name files or change numbers).
@@ -25,8 +25,8 @@ from moetune.domain.safe_json import JsonLimits, read_json_object
 from moetune.domain.text import printable
 from moetune.domain.version import Release, parse_release, release_text
 from moetune.servers.vllm.defaults import (
+    cuda_kernel_entry,
     cuda_kernel_until,
-    default_config,
     filled_tile,
     is_grouped,
     needs_split_k,
@@ -107,7 +107,7 @@ _ARGUMENTS: Mapping[str, Change | None] = {
 }
 
 
-# What is written of vLLM's own default where its CUDA kernel runs: down's tile is another one than up's.
+# What is written of such an entry: down's tile is another one than up's, and each launch fills in its own.
 _LEFT_TO_VLLM = ("BLOCK_SIZE_M", "GROUP_SIZE_M", "SPLIT_K")
 
 
@@ -160,7 +160,7 @@ def render_table(release: Release, triton_version: str, problem: Problem, table:
         document["triton_version"] = triton_version
     for m, config in sorted(table.entries):
         entry = _entry_of(config, split_k=split_k)
-        if 1 <= m <= until and config == default_config(release, problem, "up", m):
+        if 1 <= m <= until and config == cuda_kernel_entry(release, problem, m):
             entry = {key: entry[key] for key in _LEFT_TO_VLLM if key in entry}
         refused = sorted(set(entry) - allowed)
         if config.use_tma or refused:
