@@ -180,7 +180,9 @@ class TestPublishedTrees:
         assert {found.where for found in others} & {found.where for found in of(at_home, "MOE103")} == set()
 
     def test_the_shipped_pairs_are_in_order(self, at_home: Linted) -> None:
-        assert codes(at_home) & {"MOE104", "MOE105", "MOE106", "MOE143", "MOE144", "MOE145"} == set()
+        assert (
+            codes(at_home) & {"MOE104", "MOE105", "MOE106", "MOE122", "MOE143", "MOE144", "MOE145"} == set()
+        )
 
 
 class TestOneFile:
@@ -439,6 +441,22 @@ class TestPlaces:
         assert [(found.code.code, keys(found)) for found in old.findings] == [("MOE103", ["64"])]
         write(place(tmp_path) / DOWN, GOOD)
         assert run(tmp_path).findings == ()
+
+    def test_use_tma_with_scales_by_row_computes_wrong_numbers(self, tmp_path: Path) -> None:
+        for tags, expected in {
+            ",dtype=fp8_w8a8,per_channel_quant=True": ["MOE122"],
+            ",dtype=fp8_w8a8": ["MOE122"],
+            ",dtype=fp8_w8a8,block_shape=[128, 128]": [],
+            "": [],
+        }.items():
+            folder = tmp_path / (tags or "none")
+            for name, more in {UP: {}, DOWN: {"USE_TMA": True}}.items():
+                tagged = name.replace("H200", "H200" + tags)
+                write(place(folder) / tagged, GOOD | {"64": ENTRY | more})
+            linted = run(folder)
+            assert [found.code.code for found in linted.findings] == expected, tags
+            assert [keys(found) for found in linted.findings] == [["64"]] * len(expected)
+            assert sum(tally.entries_wrong_numbers for tally in linted.tallies) == len(expected)
 
     def test_links_are_followed_and_circles_are_not(self, tmp_path: Path) -> None:
         data = write(tmp_path / "..data" / UP, GOOD)

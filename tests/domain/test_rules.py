@@ -57,6 +57,13 @@ class TestLaunches:
         assert codes(fp8(KernelConfig(16, 64, 128, 1), block_k=128)) == []
         assert codes(fp8(KernelConfig(16, 64, 64, 1), block_k=128)) == []
 
+    def test_what_the_server_itself_gets_wrong_is_wrong(self) -> None:
+        wrong = Launch(
+            "down", PLAIN, sorted_input=True, weights_by_tma=True, wrong_numbers="rows are mixed up"
+        )
+        (fault,) = launch_faults(wrong, find_gpu("NVIDIA H200"), TRITON)
+        assert (fault.code, fault.text, fault.fatal) == ("MOE122", "rows are mixed up", True)
+
     def test_grouped_weights_have_a_scale_each(self) -> None:
         launch = Launch("up", KernelConfig(16, 64, 256, 1, 4, 2), a_bits=16, b_bits=4, block_k=128)
         assert "MOE121" not in codes(launch)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _NO_TAG = "none"
 _CANNOT_RUN = frozenset({"MOE111", "MOE112", "MOE113"})
-_WRONG = frozenset({"MOE121"})
+_WRONG = frozenset({"MOE121", "MOE122"})
 _HIDDEN_LISTED = 200
 
 

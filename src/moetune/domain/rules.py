@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.resources import lds_bytes, lds_limit_bytes
-from moetune.domain.space import MAYBE_SHARED_MEMORY, SCALE_GROUP, SHARED_MEMORY, Kind, violations
+from moetune.domain.space import (
+    MAYBE_SHARED_MEMORY,
+    SCALE_GROUP,
+    SERVER_WRONG,
+    SHARED_MEMORY,
+    Kind,
+    violations,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +34,7 @@ step by a factor of two, so that no m they cover is farther than 1.5 times from 
 _CODE_OF_CONSTRAINT = {
     SHARED_MEMORY.name: "MOE111",
     SCALE_GROUP.name: "MOE121",
+    SERVER_WRONG.name: "MOE122",
     MAYBE_SHARED_MEMORY.name: "MOE152",
 }
 

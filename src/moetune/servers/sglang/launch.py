@@ -219,9 +219,12 @@ def _why_wrong(rules: Rules, problem: Problem) -> str:
         return ""
     if quantization.per_channel:
         return "with USE_TMA in the down config SGLang multiplies rows by the scales of other rows"
-    if quantization.dynamic_activation is not False:
-        return "with USE_TMA in the down config SGLang scales activations by what unwritten rows hold too"
-    return ""
+    if quantization.dynamic_activation is False:
+        return ""
+    unless = "" if quantization.dynamic_activation else ", unless the checkpoint has static scales"
+    return (
+        f"with USE_TMA in the down config SGLang scales activations by what unwritten rows hold too{unless}"
+    )
 
 
 def _is_grouped(problem: Problem) -> bool:
