@@ -20,6 +20,7 @@ from benchmarks import findings_keys as keys
 from benchmarks import findings_machine as machine
 from benchmarks import findings_published as published
 from benchmarks import findings_search as search
+from benchmarks import findings_triton as triton
 from benchmarks.findings_data import ROOT
 from benchmarks.findings_pdl import pdl
 from benchmarks.findings_routing import routing
@@ -49,6 +50,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "cold": machine.cold,
     "pdl": pdl,
     "routing": routing,
+    "triton-compiled": triton.compiled,
 }
 """Name of a table to what makes it, in the order of the page."""
 
