@@ -145,6 +145,25 @@ def test_before_descriptors_what_fits_is_not_refused(
     assert smaller, "the form would have been the number: it need not be called a bound"
 
 
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("fp8 by block", KernelConfig(16, 256, 32, 1, 8, 6)),
+        ("fp8 by tensor, static", KernelConfig(64, 16, 32, 1, 8, 3)),
+    ],
+)
+def test_small_tiles_by_descriptor_are_copied_ahead_all_the_same(name: str, config: KernelConfig) -> None:
+    """Fewer bytes than 4 a thread: other copies would not be asynchronous, and there would be one of them."""
+    problem, server = _problem(name, (9, 0)), open_server("sglang", "0.5.23", "3.6.0")
+    down = replace(server.launch(problem, "down", replace(config, use_tma=True)), pdl=False)
+    plain = replace(server.launch(problem, "down", config), pdl=False)
+    task = compile_task(down, problem)
+    assert isinstance(task, CompileTask)
+    allocated = compile_launch(task, Depth.ALLOCATION).shared_bytes or 0
+    assert 0 <= shared_memory_bytes(down, (9, 0)) - allocated <= 8 * (2 * config.num_stages + 1)
+    assert shared_memory_bytes(plain, (9, 0)) < allocated
+
+
 def test_both_verdicts_are_met(compiled: dict[CompileTask, CompileResult]) -> None:
     fits = [_fits(result.shared_bytes, divmod(task.arch, 10)) for task, result in compiled.items()]
     assert min(fits.count(True), fits.count(False)) >= 0.2 * len(fits)
