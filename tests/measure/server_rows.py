@@ -1,6 +1,6 @@
 """Pairs through SGLang's own kernel and through moetune's on the same operands, in Triton's interpreter.
 
-Run as a program with TRITON_INTERPRET=1: a version of SGLang and a folder as arguments. For each case it
+Run as a program with TRITON_INTERPRET=1: a version of SGLang, a folder, and cases as arguments. For each it
 prints how far the results of both are apart (apart), those of SGLang from the fp32 reference (error), and
 how many rows SGLang wrote that no slot of this rank has (strange).
 """
@@ -110,10 +110,11 @@ def compare(problem: Problem, task: CompileTask, file: KernelFile) -> dict[str, 
 def main() -> None:
     """Print the errors."""
     patch_interpreter()
-    version, folder = sys.argv[1:]
+    version, folder, *names = sys.argv[1:]
     file = kernel_file("sglang", version, Path(folder))
     found: dict[str, dict[str, float]] = {}
-    for name, (shape, down_tma, up_tma) in CASES.items():
+    for name in names:
+        shape, down_tma, up_tma = CASES[name]
         problem = replace(shape, server_version=version)
         for kernel in KERNELS:
             task = task_of(problem, kernel, up_tma, down_tma, version)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.measure.interpreted import ROOT
+from tests.measure.server_rows import CASES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,11 +20,11 @@ _WRONG = {"fp8 by channel: down"}
 """A row's scale is read where its slot stood."""
 
 
-def interpreted(version: str, folder: Path) -> dict[str, dict[str, float]]:
+def interpreted(version: str, folder: Path, names: list[str]) -> dict[str, dict[str, float]]:
     done = subprocess.run(
         # -O: SGLang's kernel asserts block fp8 where activations come through a descriptor; compiled, as it
         # is on a GPU, an assertion is left out, and configs for bf16 with USE_TMA are published.
-        [sys.executable, "-O", "-m", "tests.measure.server_rows", version, str(folder)],
+        [sys.executable, "-O", "-m", "tests.measure.server_rows", version, str(folder), *names],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=ROOT,
         capture_output=True,
@@ -36,10 +37,13 @@ def interpreted(version: str, folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("version", ["0.5.23", "0.5.20"])
-def test_sglangs_own_kernel_computes_the_same(version: str, tmp_path: Path) -> None:
-    found = interpreted(version, tmp_path)
-    assert len(found) == 26
+_OLDER = ["bf16", "experts of other ranks", "fp8 by channel", "summed"]
+
+
+@pytest.mark.parametrize(("version", "names"), [("0.5.23", list(CASES)), ("0.5.20", _OLDER)])
+def test_sglangs_own_kernel_computes_the_same(version: str, names: list[str], tmp_path: Path) -> None:
+    found = interpreted(version, tmp_path, names)
+    assert len(found) == 2 * len(names)
     # The same sums in the same order: not a bit differs, be they right or wrong.
     assert {name: one["apart"] for name, one in found.items()} == dict.fromkeys(found, 0.0)
     for name, one in found.items():

@@ -24,7 +24,7 @@ VERSIONS = [
     for package, version in RELEASES
     if package == "sglang" and rules_of(version).has(Feature.DOWN_FILE)
 ]
-PLAIN = KernelConfig(16, 64, 64, 8, 4, 3)
+PLAIN = KernelConfig(16, 128, 64, 8, 4, 3)
 TMA = replace(PLAIN, use_tma=True)
 M = 8
 
