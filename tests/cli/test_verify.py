@@ -18,7 +18,7 @@ from moetune.cli.main import run
 from moetune.cli.verify import verify as verify_command
 from moetune.domain.config import KernelConfig
 from tests.applications.fake_machine import FakeMachine
-from tests.applications.test_verifying import DOWN, GOOD_DOWN, GOOD_UP, SLOW, UP, lay
+from tests.applications.verify_world import DOWN, GOOD_DOWN, GOOD_UP, SLOW, UP, lay
 from tests.cli.conftest import moetune
 from tests.cli.test_schemas import validate
 
