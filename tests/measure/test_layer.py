@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.measure import timing
 from moetune.measure.alignment import padded_length
-from moetune.measure.layer import GpuBackend, padded_length_like
+from moetune.measure.layer import Compilations, GpuBackend, padded_length_like
 from moetune.servers.registry import open_server
 
 if TYPE_CHECKING:
@@ -150,7 +151,9 @@ def test_the_measuring_process_compiles_nothing(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == {"compiled": 0, "found": len(pairs)}
+    # Slots that stand alone are another alignment and no other binary.
+    binaries_of_all = {replace(task, slots_alone=False) for task, _ in pairs}
+    assert json.loads(done.stdout) == {"compiled": 0, "found": len(binaries_of_all)}
 
 
 @given(
@@ -192,3 +195,17 @@ def test_a_long_hopeless_launch_is_seen_without_a_graph(monkeypatch: pytest.Monk
     assert GpuBackend._looked_at(lambda _: None, 4, 40.0) is None
     assert GpuBackend._looked_at(lambda _: None, 4, 0.0) is None
     assert not asked
+
+
+def test_what_belongs_to_no_config_is_not_counted_as_compiled() -> None:
+    before = triton.knobs.compilation.listener
+    try:
+        compilations = Compilations()
+        for name, hit in (("activate_rows", False), ("quantize_groups", False), ("moe_grouped_gemm", True)):
+            compilations._heard(cache_hit=hit, metadata={"name": name})
+        assert compilations.count == 0
+        compilations._heard(cache_hit=False, metadata={"name": "moe_grouped_gemm"})
+        compilations._heard(cache_hit=False, metadata={"name": "fused_moe_kernel"})
+        assert compilations.count == 2
+    finally:
+        triton.knobs.compilation.listener = before
