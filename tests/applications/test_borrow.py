@@ -16,14 +16,10 @@ from moetune.applications import borrow_sources, environment, lint, planning
 from moetune.applications.borrow import borrow
 from moetune.applications.borrow_answer import Borrow, BorrowRequest
 from moetune.applications.borrow_tables import Action, Borrower
-from moetune.applications.catalogue import nearby, tuned_files
-from moetune.applications.environment import published_tree
 from moetune.applications.file_meaning import Sizes, meaning_of
 from moetune.applications.lint_file import FileJudge
 from moetune.applications.lint_report import LintRequest
 from moetune.applications.provenance import Kind, read_provenance
-from moetune.applications.start_from import configs_of
-from moetune.domain.catalogue import published
 from moetune.domain.config import ConfigTable, KernelConfig, pair_mismatches
 from moetune.domain.errors import InputError, MoetuneError, OutputError
 from moetune.domain.file_names import FileName, parse_file_name
@@ -34,7 +30,7 @@ from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.domain.rules import nearest_runnable
 from moetune.servers.registry import open_server
-from tests.applications.test_lint import mutated
+from tests.applications.mutated_files import mutated
 from tests.doubles import ModelDouble, padded_rows_us
 from tests.published_trees import config_text, unpack
 
@@ -563,65 +559,6 @@ class TestInstalled:
             borrow(BorrowRequest(installed=True, out=tmp_path), {})
         with pytest.raises(InputError, match="nothing is named"):
             borrow(BorrowRequest(out=tmp_path), {})
-
-
-class TestCatalogue:
-    def files(self, gpu: str, server: str = "sglang", **changes: Any) -> list[Any]:
-        release = open_server(server)
-        problem = replace(a_problem(release), gpu=find_gpu(gpu), **changes)
-        index = published(server)
-        assert index is not None
-        return list(tuned_files(release, problem, (published_tree(index),)))
-
-    def test_the_problem_itself_is_first_and_all_have_a_reason(self) -> None:
-        found = self.files("NVIDIA H200", E=128, N=192, file_n=192)
-        best = found[0]
-        assert (best.name.E, best.name.N, best.gpu.torch_name) == (128, 192, "NVIDIA H200")
-        assert best.confidence == "high"
-        assert "the same GPU" in best.reason
-        assert "the same shape" in best.reason
-        assert all(file.reason and file.confidence in ("high", "medium", "low") for file in found)
-        assert [file.cost for file in found] == sorted(file.cost for file in found)
-
-    def test_neighbouring_shapes_say_what_differs(self) -> None:
-        found = self.files("NVIDIA H200", E=128, N=208, file_n=208)
-        near = next(file for file in found if (file.name.E, file.name.N) == (128, 192))
-        assert "N 192 instead of 208" in near.reason
-        assert near.confidence != "high"
-        assert all(abs(file.name.E / 128) <= 4 and file.name.N <= 4 * 208 for file in found)
-
-    def test_other_dtypes_and_unlike_silicon_are_left_out(self) -> None:
-        found = self.files(RTX, E=128, N=192, file_n=192)
-        assert {file.name.dtype for file in found} == {""}
-        assert all("H100" not in file.gpu.torch_name and "B200" not in file.gpu.torch_name for file in found)
-
-    def test_a_mig_slice_is_offered_its_whole_gpu_at_low_confidence_only(self) -> None:
-        found = self.files("NVIDIA H100 80GB HBM3 MIG 3g.40gb", E=128, N=192, file_n=192)
-        assert {file.gpu.torch_name for file in found} == {"NVIDIA H100 80GB HBM3"}
-        assert {file.confidence for file in found} == {"low"}
-
-    def test_another_servers_files_are_offered_and_named(self) -> None:
-        found = self.files("NVIDIA H200", "vllm", E=128, N=192, file_n=192)
-        assert {file.server for file in found} == {"vllm", "sglang"}
-        assert all("a file of sglang" in file.reason for file in found if file.server == "sglang")
-
-    def test_what_the_server_finds_itself_is_not_nearby(self) -> None:
-        server = open_server("vllm")
-        problem = replace(a_problem(server), gpu=find_gpu("NVIDIA H200"), E=128, N=192, file_n=192)
-        index = published("vllm")
-        assert index is not None
-        own = server.file_name(problem, "up")
-        paths = [near.path for near in nearby(server, problem, "up", (published_tree(index),))]
-        assert paths
-        assert all(not path.endswith(f"fused_moe/configs/{own}") for path in paths)
-
-
-def test_start_from_takes_every_config_once_and_bare(tmp_path: Path) -> None:
-    table = GOOD | {"64": ENTRY | {"USE_TMA": True}, "128": ENTRY | {"BLOCK_SIZE_N": 128, "maxnreg": 64}}
-    path = write(tmp_path / "configs/triton_3_5_1" / f"{H100}_down.json", table)
-    assert set(configs_of([path])) == {KernelConfig(16, 64, 64, 1), KernelConfig(16, 128, 64, 1)}
-    with pytest.raises(InputError, match="no entries"):
-        configs_of([write(tmp_path / f"{H100}.json", "{")])
 
 
 def test_a_name_alone_says_little(tmp_path: Path) -> None:

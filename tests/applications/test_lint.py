@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import string
-import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from moetune.applications import environment, lint, planning
-from moetune.applications.lint_file import FileJudge
 from moetune.applications.lint_report import Linted, LintRequest
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import InputError
 from moetune.domain.finding_codes import all_codes
 from moetune.domain.findings import Severity
-from moetune.servers.registry import open_server
+from tests.applications.mutated_files import is_safe
 from tests.doubles import ModelDouble
 from tests.published_trees import config_text, unpack
 
@@ -81,11 +77,6 @@ def of(linted: Linted, code: str) -> list[Finding]:
 
 def codes(linted: Linted) -> set[str]:
     return {found.code.code for found in linted.findings}
-
-
-def is_safe(text: str) -> bool:
-    """Nothing in it steers a terminal."""
-    return not any(unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"} for character in text)
 
 
 def keys(found: Finding) -> list[str]:
@@ -623,110 +614,3 @@ def test_the_page_lists_every_code() -> None:
     ]
     assert rows == mine
     assert all(len(all_codes()[code].story) > 100 for code, *_ in rows)
-
-
-# Texts and names that mutation starts from, and bytes that hurt parsers.
-_SEEDS = (
-    json.dumps(GOOD),
-    json.dumps(GOOD | {"triton_version": "3.8.0"}, indent=4),
-    json.dumps({"1": ENTRY | {"USE_TMA": True, "SPLIT_K": 1, "waves_per_eu": 2}}),
-    json.dumps({"8": ENTRY, "64": ENTRY | {"BLOCK_SIZE_K": 256, "num_stages": 9}}),
-)
-_NAMES = (
-    UP,
-    DOWN,
-    "E=8,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
-    "E=8,N=64,device_name=AMD_Instinct_MI300X,dtype=int4_w4a16.json",
-)
-_HURTS = (
-    *(
-        '"',
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ":",
-        "\\",
-        "\\u0000",
-        "\\ud800",
-        "NaN",
-        "-Infinity",
-        "1e999",
-        "-1",
-        "0",
-        "0.5",
-    ),
-    *(
-        "99999999999999999999",
-        "true",
-        "null",
-        "\x00",
-        "\x1b[2J",
-        "\ufeff",
-        "\u202e",
-        "\t",
-        "\r\n",
-        '"8.0"',
-        "_",
-    ),
-    *("BLOCK_SIZE_M", "num_stages", "[" * 2000, '{"a":' * 300, "1" * 6000, "\ud7ff", "'", "//", "/*", "#"),
-)
-
-
-def mutated(rng: random.Random) -> tuple[str, bytes]:
-    text = rng.choice(_SEEDS)
-    for _ in range(rng.randint(1, 5)):
-        at, until = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
-        kind = rng.random()
-        if kind < 0.35:
-            text = text[:at] + rng.choice(_HURTS) + text[at:]
-        elif kind < 0.6:
-            text = text[:at] + rng.choice(_HURTS) + text[min(until, at + 8) :]
-        elif kind < 0.75:
-            text = text[:at] + text[until:]
-        elif kind < 0.9:
-            text = text[:at] + text[at:until] * 2 + text[until:]
-        else:
-            text = text[:at] + rng.choice(string.printable) + text[at + 1 :]
-    content = text.encode("utf-8", "surrogatepass")
-    if rng.random() < 0.1:
-        spot = rng.randrange(len(content) + 1)
-        content = content[:spot] + bytes(rng.randrange(256) for _ in range(4)) + content[spot:]
-    name = rng.choice(_NAMES)
-    if rng.random() < 0.2:
-        spot = rng.randrange(len(name))
-        name = (
-            name[:spot]
-            + rng.choice((*string.printable, "..", "\u202e", "\x00"))
-            + name[spot + rng.randint(0, 2) :]
-        )
-    return name, content
-
-
-@pytest.mark.parametrize("server", ["sglang", "vllm"])
-def test_five_thousand_mutated_files_end_in_findings(server: str) -> None:
-    rng = random.Random(20261202)
-    judge = FileJudge(open_server(server), max_m=8192)
-    seen: Counter[str] = Counter()
-    for _ in range(5000):
-        name, content = mutated(rng)
-        judged = judge.judge(name, name, content)
-        seen.update({found.code.code for found in judged.findings} or {"nothing"})
-        assert all(is_safe(found.message) for found in judged.findings)
-    assert {"MOE101", "MOE102", "MOE103", "MOE108", "MOE131", "MOE135", "MOE141"} <= set(seen)
-
-
-def test_mutated_files_on_disk_end_in_findings_or_clear_errors(tmp_path: Path) -> None:
-    rng = random.Random(20261203)
-    for number in range(100):
-        folder = place(tmp_path / str(number), rng.choice(("triton_3_8_0", "triton_3_5_1", "triton_x", "x")))
-        folder.mkdir(parents=True)
-        for _ in range(3):
-            name, content = mutated(rng)
-            if "/" not in name and "\x00" not in name and name not in ("", ".", ".."):
-                (folder / name).write_bytes(content)
-        try:
-            run(folder.parents[1], server=rng.choice((None, "sglang", "vllm")))
-        except MoetuneError:
-            continue  # a clear error; anything else fails here
