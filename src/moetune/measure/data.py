@@ -40,6 +40,7 @@ class SortedBuffers:
         self._problem, self._maker, self._device = problem, maker, device
         self._wide: torch.Tensor | None = None
         self._activations: Operand | None = None
+        self._narrow: torch.Tensor | None = None
 
     def wide(self, rows: int) -> torch.Tensor:
         """`[rows, n]` output of the up kernel.
@@ -57,12 +58,21 @@ class SortedBuffers:
         """`[rows, N]` input of the down kernel.
 
         Raises:
-            ConfigError: where there is no room.
+            ConfigError: where there is no room, for what the layer needs beside it neither.
         """
         if self._activations is None or self._activations.values.shape[0] < rows:
             with _no_room():
                 self._activations = self._maker.activations(rows, self._problem.N)
+                self._narrow = torch.empty(
+                    rows, self._problem.N, dtype=self._maker.output, device=self._device
+                )
         return self._activations.rows(rows)
+
+    def narrow(self, rows: int) -> torch.Tensor:
+        """`[rows, N]` for what is activated in the layer."""
+        self.activations(rows)
+        assert self._narrow is not None
+        return self._narrow[:rows]
 
 
 @contextmanager
@@ -195,12 +205,14 @@ class Data:
         self, down: CompileTask, m: int, alignment: Alignment
     ) -> tuple[torch.Tensor, SortedRows | None]:
         """Activate what the up kernel wrote; the result, and which of its rows count where not all do."""
-        wide, only = self.outputs["up"][: m * self.problem.topk], None
+        slots, length, only = m * self.problem.topk, alignment.padded_length, None
         if down.launch.sorted_input:
-            wide = self._sorted.wide(alignment.padded_length)
+            wide, narrow = self._sorted.wide(length), self._sorted.narrow(length)
             if down.launch.skips_padding:
-                only = SortedRows(alignment, m * self.problem.topk, down.launch.config.block_size_m)
-        narrow = torch.empty(wide.shape[0], self.problem.N, dtype=self.output, device=self.device)
+                only = SortedRows(alignment, slots, down.launch.config.block_size_m)
+        else:
+            wide = self.outputs["up"][:slots]
+            narrow = torch.empty(slots, self.problem.N, dtype=self.output, device=self.device)
         activate(wide, narrow, gated=self.problem.gated, only=only)
         return narrow, only
 
