@@ -280,7 +280,7 @@ def test_a_compiler_without_room_ends_the_run_and_blames_no_candidate(tmp_path: 
     machine = FakeMachine(tmp_path)
     measure(machine, targets(GOOD))
     machine.set(faults={f"up {BAD}": "compiler without room"})
-    with pytest.raises(OutputError, match="cannot be written to .*cache: No space left") as caught:
+    with pytest.raises(OutputError, match=r"cannot be written to .*cache: No space left") as caught:
         measure(machine, targets(GOOD, BAD, OTHER))
     assert "run the same command again" in str(caught.value.hint)
     assert not journalled(machine, "failed")

@@ -62,8 +62,8 @@ def test_the_layer_and_how_it_is_sharded() -> None:
 
 
 def test_a_sum_over_topk_in_the_kernel_is_another_problem() -> None:
-    flag = {"enable_fused_moe_sum_all_reduce": True}
-    summed, plain = (plan(tp=4, **fields).gpus[0] for fields in (flag, {}))
+    flag: dict[str, Any] = {"enable_fused_moe_sum_all_reduce": True}
+    summed, plain = (plan(tp=4, **fields).gpus[0] for fields in (flag, dict[str, Any]()))
     assert summed.problem is not None
     assert (summed.problem.flags, plain.problem and plain.problem.flags) == (("fused_sum",), ())
     assert summed.to_json()["fingerprint"] != plain.to_json()["fingerprint"]

@@ -44,7 +44,7 @@ def test_steps_of_sglang(tmp_path: Path) -> None:
 
 
 REAL = Path(__file__).parent / "data" / "torch-2.11_h200.trace.json.gz"
-"""Written on an H200 by `python -m benchmarks.h200.trace`, 2026-12-02: 12 graphs, then one step launched alone."""
+"""Written on an H200 by `python -m benchmarks.h200.trace`, 2026-12-02: 12 graphs, one step launched alone."""
 
 
 def test_a_trace_that_torch_really_wrote() -> None:
@@ -54,6 +54,8 @@ def test_a_trace_that_torch_really_wrote() -> None:
     layers = 8
     for step in trace.steps:
         assert step.time.moe_kernels == 2 * layers
+        assert step.time.up_us is not None
+        assert step.time.down_us is not None
         # What events on the same machine gave for the two kernels, each alone.
         assert step.time.up_us / layers == pytest.approx(156.15, rel=0.02)
         assert step.time.down_us / layers == pytest.approx(78.80, rel=0.02)

@@ -193,7 +193,7 @@ def random_scenario(version: str, rng: random.Random, folder: Path) -> Scenario:
     use_variable = rng.random() < 0.5
     root = pointed if use_variable and server.directory_variable else package
     smem = gpu.smem_optin_bytes or SHARED_MEMORY.get(gpu.compute_capability or (0, 0))
-    world = World(gpu.torch_name, triton, gpu.vendor == "AMD", smem, deterministic, str(package))
+    world = World(gpu.torch_name, triton, gpu.vendor == "AMD", smem, deterministic, folder=str(package))
     ms = (
         1,
         3,

@@ -258,9 +258,7 @@ def _plan_gpu(
     applicable = request.assume_triton or runner.applies in (Applies.YES, Applies.PARTLY)
     try:
         problem = server.problem(layer, request.parallelism, gpu, options)
-        problem = replace(
-            problem, routing=request.measured_routing, kernel_source=request.measured_kernel
-        )
+        problem = replace(problem, routing=request.measured_routing, kernel_source=request.measured_kernel)
     except ServerError:
         # A dtype that the server's Triton kernel lacks: no matter where another runner does the work.
         if applicable:
