@@ -8,6 +8,7 @@
     python -m benchmarks.h200 ahead PROBLEM         # compile for it beside something else
     python -m benchmarks.h200 side PROBLEM NAME=JSON ...  # winners and the default, interleaved
     python -m benchmarks.h200 pdl                   # one kernel with and without PDL
+    python -m benchmarks.h200 sorted_rows PROBLEM   # what USE_TMA in the down config gains
     python -m benchmarks.h200 transfer LANDSCAPE LANDSCAPE  # what a choice on one loses on the other; no GPU
     python -m benchmarks.h200 profile PROBLEM JOURNAL     # where the time of a measurement goes
 
@@ -27,6 +28,7 @@ from benchmarks.h200.grid import ahead, grid
 from benchmarks.h200.pdl import pdl
 from benchmarks.h200.profile import profile
 from benchmarks.h200.side import side
+from benchmarks.h200.sorted_rows import sorted_rows
 from benchmarks.h200.stock import stock
 from benchmarks.h200.transfer import transfer
 
@@ -40,7 +42,7 @@ def main() -> int:
     """Run one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     pieces = parser.add_subparsers(required=True)
-    for function in (numerics, sanity, faults, stock, grid, ahead, side, pdl, profile, transfer):
+    for function in (numerics, sanity, faults, stock, grid, ahead, side, pdl, profile, sorted_rows, transfer):
         piece = pieces.add_parser(function.__name__, help=function.__doc__)
         piece.set_defaults(function=function)
         if function is transfer:
@@ -48,17 +50,17 @@ def main() -> int:
             piece.add_argument("second", type=Path)
         if function is sanity:
             piece.add_argument("landscape", type=Path)
-        if function in (grid, ahead, side, profile):
+        if function in (grid, ahead, side, profile, sorted_rows):
             piece.add_argument("problem", choices=PROBLEMS)
-        if function in (grid, ahead, side):
+        if function in (grid, ahead, side, sorted_rows):
             piece.add_argument("--m", type=int, nargs="+", default=USUAL_MS)
         if function in (grid, ahead, side, pdl):
             piece.add_argument("--cache", type=Path, required=function is not grid)
-        if function in (grid, side, stock, pdl):
+        if function in (grid, side, stock, pdl, sorted_rows):
             piece.add_argument("--out", type=Path, required=True)
-        if function in (grid, pdl):
+        if function in (grid, pdl, sorted_rows):
             piece.add_argument("--budget", type=float, default=500.0)
-        if function is grid:
+        if function in (grid, sorted_rows):
             piece.add_argument("--state", type=Path, required=True)
         if function is side:
             piece.add_argument("runs", type=_named, nargs="+", metavar="NAME=JSON")

@@ -88,10 +88,12 @@ def share_cache(folder: Path, cache: Path | None) -> None:
         (folder / "cache").symlink_to(cache.resolve(), target_is_directory=True)
 
 
-def binary(problem: Problem, kernel: Kernel, m: int, config: KernelConfig) -> CompileTask:
-    """What the server would launch at that m."""
+def binary(
+    problem: Problem, kernel: Kernel, m: int, config: KernelConfig, down: KernelConfig | None = None
+) -> CompileTask:
+    """What the server would launch at that m; the down config may say how the up kernel writes."""
     server = server_of(problem)
-    launch = server.launch(problem, kernel, config)
+    launch = server.launch(problem, kernel, config, down=down)
     (kind,) = server.launch_classes(problem, kernel, (m,), config.block_size_m)
     task = compile_task(launch, problem, kind)
     assert isinstance(task, CompileTask), task

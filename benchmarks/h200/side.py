@@ -46,7 +46,9 @@ def side(arguments: argparse.Namespace) -> int:
     runs["default"] = defaults
     names = list(runs)
     tasks: dict[tuple[str, int], LayerPair] = {
-        (name, m): LayerPair(binary(problem, "up", m, run[m].up), binary(problem, "down", m, run[m].down))
+        (name, m): LayerPair(
+            binary(problem, "up", m, run[m].up, run[m].down), binary(problem, "down", m, run[m].down)
+        )
         for name, run in runs.items()
         for m in ms
     }
