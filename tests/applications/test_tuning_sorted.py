@@ -14,6 +14,7 @@ from moetune.applications.tuning_sorted import SortedPairs
 from moetune.domain.choose import Pair
 from moetune.domain.config import KernelConfig
 from moetune.domain.gpu import find_gpu
+from moetune.domain.problem import KERNELS, Problem
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.servers.registry import open_server
 from tests.applications.fake_machine import PROBLEM, SERVER, VLLM, FakeMachine
@@ -21,8 +22,6 @@ from tests.applications.test_tuning_loop import MS, SHORT, tune
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from moetune.domain.problem import Problem
 
 EFFORT = replace(SHORT, sorted_sizes=1, sorted_downs=2)
 
@@ -37,7 +36,7 @@ def pairs(measured: Measured) -> dict[int, Pair]:
 
 
 def test_a_pair_that_gains_by_descriptors_is_chosen_and_comes_from_the_journal_again(tmp_path: Path) -> None:
-    machine = FakeMachine(tmp_path, settings={"sorted": {"down": 0.7}})
+    machine = FakeMachine(tmp_path, settings={"sorted": {"down": 0.7, "tma": 1.2}})
     measured = tune(machine, effort=EFFORT)
     for m, pair in pairs(measured).items():
         assert pair.down.use_tma, m
@@ -76,6 +75,23 @@ def test_the_time_of_a_pair_is_that_of_both_its_layouts(tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "landscape.csv.gz").read_bytes()).count(b"\n") == 3
 
 
+def test_the_up_kernel_may_have_descriptors_too_where_the_server_reads_that(tmp_path: Path) -> None:
+    gain = {"down": 0.8, "tma": 0.8}
+    found = tune(machine_in(tmp_path / "a", sorted=gain), ms=(64,), effort=EFFORT).choices.entries[0].pair
+    assert (found.up.use_tma, found.down.use_tma) == (True, True)
+    # Before 0.5.18 USE_TMA in an up file ends the server.
+    older = replace(PROBLEM, server_version="0.5.16")
+    machine = machine_in(tmp_path / "b", sorted=gain)
+    server = open_server("sglang", "0.5.16", "3.6.0")
+    with machine.journal(older) as journal, machine.laboratory(journal, (64,), older) as laboratory:
+        config = KernelConfig(64, 64, 64, 1, 4, 3)
+        for kernel in KERNELS:
+            laboratory.known.times[Target(kernel, 64, config)] = 10.0
+        SortedPairs(server, older, laboratory, EFFORT).measure((64,), None)
+        tried = {(target.kernel, target.config.use_tma) for target in laboratory.known.times}
+    assert tried == {("up", False), ("down", False), ("down", True)}
+
+
 @pytest.mark.parametrize(
     "cost",
     [
@@ -106,7 +122,7 @@ def _offers(problem: Problem, tmp_path: Path, server: Any = SERVER, size: int = 
     machine = machine_in(tmp_path)
     with machine.journal(problem) as journal, machine.laboratory(journal, (64,), problem) as laboratory:
         config = KernelConfig(size, 64, 64, 1, 4, 3)
-        for kernel in ("up", "down"):
+        for kernel in KERNELS:
             laboratory.known.times[Target(kernel, 64, config)] = 10.0
         tried = SortedPairs(server, problem, laboratory, EFFORT)
         tried.measure((64,), None)

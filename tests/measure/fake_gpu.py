@@ -3,7 +3,8 @@
 `python -m tests.measure.fake_gpu gpu UUID` is a measuring process with times made up, or taken from a
 landscape; `... compiler` is a compiling one. What they do to which config stands in the file that
 FAKE_GPU names: `{"faults": {"up 64x64x64 g1 w4 s3": "hang"}, "landscape": PATH, "log": PATH, "gone": PATH}`.
-`"sorted": {"up": 1.1, "down": 0.8, "between_us": 3.0}` is what rows in sorted order do to the times.
+`"sorted": {"up": 1.1, "down": 0.8, "between_us": 3.0}` is what rows in sorted order do to the times, `"tma"`
+in it what descriptors do to those of up.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ class FakeGpu:
     def _launch_us(self, launch: Launch, m: int) -> float:
         """Of a kernel; rows in sorted order make it faster or slower."""
         in_order = launch.sorted_input or launch.sorted_output
-        factor = self._settings.get("sorted", {}).get(launch.kernel, 1.0) if in_order else 1.0
+        given = self._settings.get("sorted", {})
+        factor = given.get(launch.kernel, 1.0) if in_order else 1.0
+        if launch.kernel == "up" and launch.weights_by_tma:
+            factor *= given.get("tma", 1.0)
         return factor * self._true_us(launch.kernel, m, replace(launch.config, use_tma=False))
 
     def _true_us(self, kernel: Kernel, m: int, config: KernelConfig) -> float:

@@ -75,8 +75,12 @@ class SortedPairs:
         for size in sizes[: self._effort.sorted_sizes]:
             up, down = best_up[size][1], best_down[size][1]
             near = (one for one in _near(down) if self._is_offered(up, one))
-            for _, one in zip(range(self._effort.sorted_downs), near, strict=False):
-                yield Pair(up, one)
+            downs_tried = [one for _, one in zip(range(self._effort.sorted_downs), near, strict=False)]
+            yield from (Pair(up, one) for one in downs_tried)
+            # The up kernel has descriptors of its own, for its weights alone.
+            by_tma = replace(up, use_tma=True)
+            if len(downs_tried) > 1 and self._is_offered(by_tma, downs_tried[0]):
+                yield Pair(by_tma, downs_tried[0])
 
     def _is_offered(self, up: KernelConfig, down: KernelConfig) -> bool:
         """Whether the server takes such a pair, computes right numbers with it, and it can run."""
