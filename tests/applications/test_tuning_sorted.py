@@ -9,6 +9,7 @@ import pytest
 
 from moetune.applications.exhaustive import write_landscape
 from moetune.applications.targets import Target, targets_of
+from moetune.applications.tuning_efforts import EFFORTS, Effort
 from moetune.applications.tuning_loop import Measured
 from moetune.applications.tuning_sorted import SortedPairs
 from moetune.domain.choose import Pair
@@ -51,6 +52,11 @@ def test_a_pair_that_gains_by_descriptors_is_chosen_and_comes_from_the_journal_a
     assert again.choices == measured.choices
     assert again.measured == 0
     assert len(machine.log("time")) + len(machine.log("layer")) + len(machine.log("check")) == asked
+
+
+@pytest.mark.parametrize(("effort", "tried"), [("quick", False), ("full", True), ("exhaustive", True)])
+def test_quick_has_no_seconds_for_them(effort: str, tried: bool, tmp_path: Path) -> None:
+    assert _offers(PROBLEM, tmp_path, effort=EFFORTS[effort]) is tried
 
 
 def test_the_time_of_a_pair_is_that_of_both_its_layouts(tmp_path: Path) -> None:
@@ -117,14 +123,16 @@ def test_a_pair_with_wrong_numbers_is_not_written(tmp_path: Path) -> None:
     assert measured.choices.entries[0].pair.down != chosen
 
 
-def _offers(problem: Problem, tmp_path: Path, server: Any = SERVER, size: int = 64) -> bool:
+def _offers(
+    problem: Problem, tmp_path: Path, server: Any = SERVER, size: int = 64, effort: Effort = EFFORT
+) -> bool:
     """Whether anything with USE_TMA is tried beside a plain pair."""
     machine = machine_in(tmp_path)
     with machine.journal(problem) as journal, machine.laboratory(journal, (64,), problem) as laboratory:
         config = KernelConfig(size, 64, 64, 1, 4, 3)
         for kernel in KERNELS:
             laboratory.known.times[Target(kernel, 64, config)] = 10.0
-        tried = SortedPairs(server, problem, laboratory, EFFORT)
+        tried = SortedPairs(server, problem, laboratory, effort)
         tried.measure((64,), None)
         return any(target.config.use_tma for target in laboratory.known.times)
 

@@ -20,7 +20,8 @@ class Effort:
         layer_rounds: samples of each of them.
         wide: search beyond SGLang's grid.
         exhaustive: measure every config of the grid.
-        sorted_sizes: values of BLOCK_SIZE_M, at each m, whose pairs are tried with USE_TMA for down.
+        sorted_sizes: values of BLOCK_SIZE_M, at each m, whose pairs are tried with USE_TMA for down; none in
+            `quick`, which has no seconds for it.
         sorted_downs: down configs that are tried so, of each of them.
     """
 
@@ -32,8 +33,8 @@ class Effort:
     layer_rounds: int = 9
     wide: bool = True
     exhaustive: bool = False
-    sorted_sizes: int = 1
-    sorted_downs: int = 1
+    sorted_sizes: int = 0
+    sorted_downs: int = 0
 
 
 EFFORTS: Mapping[str, Effort] = {

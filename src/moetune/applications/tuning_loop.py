@@ -212,7 +212,7 @@ class Tuner:
         self.complete = search.complete
         self._lab.enter("pairs")
         search.complete_pairs()
-        if self._only is None:
+        if self._only is None and self._effort.sorted_sizes:
             self._lab.enter("pairs with USE_TMA")
             self._finals.sorted_pairs.measure(self._keys.ms, self._end)
         self._lab.enter("finalists")
