@@ -14,6 +14,7 @@ chosen on the first is judged on the second. A run that is cut short goes on whe
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
 import statistics
@@ -225,6 +226,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _text(path: Path) -> str:
+    return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+
+
 def _document(path: Path) -> dict[str, Any]:
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
@@ -380,7 +385,7 @@ def main() -> int:
     parser.add_argument("--report-only", action="store_true", help="of what OUT holds")
     arguments = parser.parse_args()
     if arguments.report_only:
-        report(json.loads(arguments.out.read_text()))
+        report(json.loads(_text(arguments.out)))
         return 0
     return run(arguments)
 
