@@ -14,7 +14,7 @@ from moetune.domain.codec import from_json, to_json
 from moetune.domain.compilation import CompileTask
 from moetune.domain.problem import Problem
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with each change that a worker of another release would misunderstand."""
 
 
