@@ -51,6 +51,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "pdl": pdl,
     "routing": routing,
     "triton-compiled": triton.compiled,
+    "triton-timed": triton.timed,
+    "triton-chosen": triton.chosen,
 }
 """Name of a table to what makes it, in the order of the page."""
 
