@@ -1,8 +1,8 @@
-"""Pairs through SGLang's own kernel and through moetune's on the same operands, in Triton's interpreter.
+"""Pairs through a server's own kernel and through moetune's on the same operands, in Triton's interpreter.
 
-Run as a program with TRITON_INTERPRET=1: a version of SGLang, a folder, and cases as arguments. For each it
-prints how far the results of both are apart (apart), those of SGLang from the fp32 reference (error), and
-how many rows SGLang wrote that no slot of this rank has (strange).
+Run as a program with TRITON_INTERPRET=1: a server, its version, a folder, and cases as arguments. For each it
+prints how far the results of both are apart (apart), those of the server from the fp32 reference (error), and
+how many rows the server wrote that no slot of this rank has (strange).
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ CASES: dict[str, tuple[Problem, bool, bool]] = {
     "int8 weights by channel": (_quantized(Dtype.INT8_W8A16, per_channel=True), True, False),
     "fp8 by tensor, static": (_quantized(Dtype.FP8_W8A8, dynamic_activation=False), True, False),
     "fp8 by channel": (_quantized(Dtype.FP8_W8A8, per_channel=True, dynamic_activation=True), True, False),
+    "fp8 by block, narrow tiles": (
+        _quantized(Dtype.FP8_W8A8, block_shape=(64, 64), dynamic_activation=True),
+        False,
+        False,
+    ),
     "experts of other ranks": (_PARALLEL, True, False),
     "summed": (replace(SMALL, topk=3, flags=("fused_sum",)), False, False),
     "summed, USE_TMA": (replace(SMALL, topk=3, flags=("fused_sum",)), True, False),
@@ -67,8 +72,8 @@ CASES: dict[str, tuple[Problem, bool, bool]] = {
 }
 
 
-def task_of(problem: Problem, kernel: Kernel, up_tma: bool, down_tma: bool, version: str) -> CompileTask:
-    server = open_server("sglang", version, "3.6.0")
+def task_of(problem: Problem, kernel: Kernel, up_tma: bool, down_tma: bool) -> CompileTask:
+    server = open_server(problem.server, problem.server_version, "3.6.0")
     up, down = replace(CONFIG, use_tma=up_tma), replace(CONFIG, use_tma=down_tma)
     launch = server.launch(problem, kernel, up if kernel == "up" else down, up, down)
     (kind,) = server.launch_classes(problem, kernel, (M,), CONFIG.block_size_m)
@@ -110,14 +115,14 @@ def compare(problem: Problem, task: CompileTask, file: KernelFile) -> dict[str, 
 def main() -> None:
     """Print the errors."""
     patch_interpreter()
-    version, folder, *names = sys.argv[1:]
-    file = kernel_file("sglang", version, Path(folder))
+    package, version, folder, *names = sys.argv[1:]
+    file = kernel_file(package, version, Path(folder))
     found: dict[str, dict[str, float]] = {}
     for name in names:
         shape, down_tma, up_tma = CASES[name]
-        problem = replace(shape, server_version=version)
+        problem = replace(shape, server=package, server_version=version)
         for kernel in KERNELS:
-            task = task_of(problem, kernel, up_tma, down_tma, version)
+            task = task_of(problem, kernel, up_tma, down_tma)
             found[f"{name}: {kernel}"] = compare(problem, task, file)
     json.dump(found, sys.stdout)
 

@@ -20,11 +20,11 @@ _WRONG = {"fp8 by channel: down"}
 """A row's scale is read where its slot stood."""
 
 
-def interpreted(version: str, folder: Path, names: list[str]) -> dict[str, dict[str, float]]:
+def interpreted(package: str, version: str, folder: Path, names: list[str]) -> dict[str, dict[str, float]]:
     done = subprocess.run(
         # -O: SGLang's kernel asserts block fp8 where activations come through a descriptor; compiled, as it
         # is on a GPU, an assertion is left out, and configs for bf16 with USE_TMA are published.
-        [sys.executable, "-O", "-m", "tests.measure.server_rows", version, str(folder), *names],
+        [sys.executable, "-O", "-m", "tests.measure.server_rows", package, version, str(folder), *names],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=ROOT,
         capture_output=True,
@@ -42,7 +42,7 @@ _OLDER = ["bf16", "experts of other ranks", "fp8 by channel", "summed"]
 
 @pytest.mark.parametrize(("version", "names"), [("0.5.23", list(CASES)), ("0.5.20", _OLDER)])
 def test_sglangs_own_kernel_computes_the_same(version: str, names: list[str], tmp_path: Path) -> None:
-    found = interpreted(version, tmp_path, names)
+    found = interpreted("sglang", version, tmp_path, names)
     assert len(found) == 2 * len(names)
     # The same sums in the same order: not a bit differs, be they right or wrong.
     assert {name: one["apart"] for name, one in found.items()} == dict.fromkeys(found, 0.0)
@@ -55,3 +55,13 @@ def test_sglangs_own_kernel_computes_the_same(version: str, names: list[str], tm
     assert bool(parallel["strange"]) is bool(parallel["said to be wrong"]) is (version == "0.5.20")
     others = {name: one["strange"] for name, one in found.items() if one is not parallel}
     assert others == dict.fromkeys(others, 0)
+
+
+@pytest.mark.parametrize(
+    ("package", "version"), [("vllm", "0.33.0"), ("sglang", "0.5.4"), ("sglang", "0.5.5")]
+)
+def test_block_scales_are_applied_in_the_servers_order(package: str, version: str, tmp_path: Path) -> None:
+    # Tiles of 32 columns in scales of 64: by column or once for the tile, which rounds otherwise.
+    found = interpreted(package, version, tmp_path, ["fp8 by block, narrow tiles"])
+    assert [one["apart"] for one in found.values()] == [0.0, 0.0]
+    assert all(one["error"] < 0.1 for one in found.values())

@@ -38,6 +38,8 @@ class Launch:
         sorted_output: rows are written in that order.
         skips_padding: with sorted_input, what stands between the kernels leaves out the rows that are
             padding.
+        scales_by_column: with block scales, each column of a tile loads and applies its weight's scale, also
+            where one scale is that of the whole tile.
         wrong_numbers: why the server computes wrong numbers with this launch; empty: it does not.
     """
 
@@ -56,6 +58,7 @@ class Launch:
     sorted_input: bool = False
     sorted_output: bool = False
     skips_padding: bool = False
+    scales_by_column: bool = False
     wrong_numbers: str = ""
 
 

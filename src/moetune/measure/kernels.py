@@ -10,7 +10,7 @@ columns, `K` columns of the activations, `P` the padded length.
 """
 
 # Kernel parameters are Triton's tensors and constants: they have no Python types.
-# ruff: noqa: ANN001, ANN201, SIM300
+# ruff: noqa: ANN001, ANN201, SIM108
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def moe_grouped_gemm(
     top_k: tl.constexpr,
     block_n: tl.constexpr,  # columns that share a weight scale, 0 without block scales
     block_k: tl.constexpr,  # columns of the activations that share a scale, 0 without
+    scales_by_column: tl.constexpr,  # each column of a tile loads a block scale, be it one for all or not
     channel_scales: tl.constexpr,  # without block scales: a scale for each row and each column, not for all
     multiply_slot_weight: tl.constexpr,
     sorted_output: tl.constexpr,  # rows are written in the order of slot_ids, padding between them
@@ -167,8 +168,9 @@ def moe_grouped_gemm(
             x_scale_ptrs = x_scale_ptr + x_row * x_scale_stride
         else:
             x_scale_ptrs = x_scale_ptr + position * x_scale_stride
-        # One scale for the whole tile where the tile lies inside one scale's columns.
-        if BLOCK_SIZE_N > block_n:
+        # One scale for the whole tile where the tile lies inside one scale's columns, unless the server loads
+        # one for each column: that takes half as many registers again, and so half the blocks at a time.
+        if scales_by_column:
             w_scale_column = w_column // block_n
         else:
             w_scale_column = column_tile * BLOCK_SIZE_N // block_n
@@ -212,13 +214,13 @@ def moe_grouped_gemm(
             w_scale = tl.load(w_scale_ptrs + group)
             if swap_ab:
                 product = tl.dot(tl.trans(w), tl.trans(x))
-                if BLOCK_SIZE_N > block_n:
+                if scales_by_column:
                     total += product * w_scale[:, None] * x_scale[None, :]
                 else:
                     total += product * (w_scale * x_scale[None, :])
             else:
                 product = tl.dot(x, w)
-                if BLOCK_SIZE_N > block_n:
+                if scales_by_column:
                     total += product * x_scale[:, None] * w_scale[None, :]
                 else:
                     total += product * (x_scale[:, None] * w_scale)
@@ -361,6 +363,7 @@ def kernel_constants(
         "top_k": top_k,
         "block_n": block_n if launch.block_k else 0,
         "block_k": launch.block_k,
+        "scales_by_column": launch.block_k > 0 and (launch.scales_by_column or config.block_size_n > block_n),
         "channel_scales": channel_scales,
         "multiply_slot_weight": launch.kernel == "down",
         "sorted_output": launch.sorted_output,

@@ -86,6 +86,7 @@ def make_launch(
         sorted_input=sorted_input,
         sorted_output=sorted_output,
         skips_padding=sorted_input and rules.has(Feature.PADDING_SKIPPED),
+        scales_by_column=has_block_scales and not rules.has(Feature.TILE_SCALES),
         wrong_numbers=_why_wrong(rules, problem) if sorted_input or sorted_output else "",
     )
 

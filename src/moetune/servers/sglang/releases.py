@@ -26,6 +26,7 @@ class Feature(str, Enum):
     DOWN_FILE = "the down kernel has a file of its own"
     DETERMINISTIC = "deterministic inference ignores every file"
     PER_CHANNEL_NAME = "per_channel_quant=True stands in the name that is looked up"
+    TILE_SCALES = "a tile that lies in one block scale's columns loads that scale once, not for each column"
     DOWN_LOG = "a missing down file has a log line of its own"
     SMALL_BATCH_PADDING = "fewer rows than experts are padded one block each"
     SWAP_AB = "fp8 dots are transposed on sm_90"
@@ -52,6 +53,7 @@ _SINCE: dict[Feature, Release] = {
     Feature.FALLBACK_TO_3_4_0: (0, 5, 3),
     Feature.DOWN_FILE: (0, 5, 5),
     Feature.DETERMINISTIC: (0, 5, 5),
+    Feature.TILE_SCALES: (0, 5, 5),
     Feature.PER_CHANNEL_NAME: (0, 5, 6),
     Feature.DOWN_LOG: (0, 5, 6),
     Feature.SMALL_BATCH_PADDING: (0, 5, 7),
