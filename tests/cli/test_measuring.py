@@ -21,6 +21,7 @@ from moetune.domain.config import KernelConfig
 from moetune.domain.errors import InputError
 from tests.applications.fake_machine import FakeMachine
 from tests.cli.test_schemas import validate
+from tests.measure.server_files import kernel_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,3 +186,27 @@ def test_throttling_is_told_with_its_reasons_and_what_is_unknown_is_none() -> No
     nvml: Any = Nvml()
     assert HealthMonitor("GPU-0", nvml).look() == Health(1410, None, ("power", "temperature"))
     assert HealthMonitor("GPU-0").look() == Health()  # no driver here
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_kernel_that_is_named_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(options("--server-version", "0.5.23", "--kernel", "own", "--json")) == 0
+    assert '"asked": "own"' in capsys.readouterr().out
+    assert run(options("--server-version", "0.5.23", "--kernel", "server")) == 2
+    error = capsys.readouterr().err
+    assert "sglang is not installed in" in error
+    assert "add --kernel own to time moetune's own kernel instead" in error
+    assert run(options("--kernel", "theirs")) == 2
+
+
+def test_the_kernel_is_that_of_the_folder_that_is_named(
+    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kernel_file("sglang", "0.5.23", machine.folder / "wheel")
+    given = ("--server-version", "0.5.23", "--server-files", str(machine.folder / "wheel"))
+    assert run(options(*given, "--json")) == 0
+    out = capsys.readouterr().out
+    validate(json.loads(out), "measured")
+    assert f'"kernel_source": "{file.source}"' in out
+    assert run(options(*given, "--kernel", "own")) == 2
+    assert "--server-files names the server's kernel" in capsys.readouterr().err
