@@ -1,9 +1,12 @@
-"""Fits the ensembles of the performance model with torch."""
+"""Fits the ensembles of the performance model with torch: all networks of a head at once."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,7 @@ class Recipe:
 
     Attributes:
         hidden: width of both hidden layers.
-        members: networks of the ensemble, from different seeds.
+        members: networks of the ensemble, from different first weights.
         steps: batches.
         published_weight: of the loss over published winners; 0 fits the time head.
         temperature: by how much (log time) a winner stands out.
@@ -33,7 +36,7 @@ class Recipe:
     """
 
     hidden: int = 64
-    members: int = 4
+    members: int = 8
     steps: int = 2000
     published_weight: float = 0.0
     temperature: float = 0.05
@@ -48,6 +51,8 @@ NEAREST_TO_FLOOR = 0.05
 """Log of a time over the floor, below which nothing was measured: bandwidth and rates are the datasheets'."""
 FLOOR_WEIGHT = 100.0
 _GROUPS, _CONFIGS, _CONTESTS = 24, 96, 64
+_NEAR_BEST = 64
+_RANK_WEIGHT, _RANK_TEMPERATURE = 0.3, 0.06
 
 
 def scaling(groups: Sequence[Group], contests: Sequence[Contest]) -> tuple[FloatArray, FloatArray]:
@@ -59,6 +64,14 @@ def scaling(groups: Sequence[Group], contests: Sequence[Contest]) -> tuple[Float
     return matrix.mean(0), matrix.std(0) + 1e-3
 
 
+def log_times(group: Group) -> FloatArray:
+    """Log of the times over the floor, `[n]`: the mean of both passes where there are two."""
+    first = np.log(group.time_us / group.floor_us)
+    second = np.log(group.second_us / group.floor_us)
+    mean: FloatArray = np.where(np.isnan(second), first, (first + second) / 2)
+    return mean
+
+
 class Sampler:
     """Batches: configs of landscapes, each shape as often as any other, half of them near the best."""
 
@@ -68,14 +81,19 @@ class Sampler:
         def tensor(matrix: FloatArray) -> Any:
             return torch.tensor((matrix - mean) / scale, dtype=torch.float32)
 
-        self.inputs = [tensor(group.features) for group in groups]
-        self.targets = [
-            torch.tensor(np.log(group.time_us / group.floor_us), dtype=torch.float32) for group in groups
+        targets = [log_times(group) for group in groups]
+        self.inputs = tensor(np.concatenate([group.features for group in groups]))
+        self.targets = torch.tensor(np.concatenate(targets), dtype=torch.float32)
+        self._counts = np.array([len(target) for target in targets])
+        self._starts = np.cumsum(self._counts) - self._counts
+        self._near = [
+            np.argsort(target)[:_NEAR_BEST] + start
+            for target, start in zip(targets, self._starts, strict=True)
         ]
-        self.order = [np.argsort(group.time_us) for group in groups]
         kinds = [(group.shape, group.dtype) for group in groups]
-        share = np.array([1.0 / kinds.count(kind) for kind in kinds])
-        self.group_share = share / share.sum()
+        often = Counter(kinds)
+        share = np.array([1.0 / often[kind] for kind in kinds])
+        self._share = share / share.sum()
         widest = max((c.features.shape[1] for c in contests), default=0)
         kept = [c for c in contests if c.features.shape[1] == widest]
         if kept:
@@ -83,87 +101,118 @@ class Sampler:
             self.contest_floors = torch.tensor(np.stack([c.floor_us for c in kept]), dtype=torch.float32)
             families = [c.entry.family for c in kept]
             rarity = np.array([1.0 / np.sqrt(families.count(family)) for family in families])
-            self.contest_share = rarity / rarity.sum()
+            self._contest_share = rarity / rarity.sum()
 
     def landscape_batch(self, rng: np.random.Generator) -> tuple[Any, Any]:
         """`[groups, configs, F]` inputs and `[groups, configs]` log times over the floor."""
-        inputs, targets = [], []
-        for place in rng.choice(len(self.inputs), _GROUPS, p=self.group_share):
-            count = len(self.order[place])
-            near = self.order[place][: min(count, 64)]
-            half = _CONFIGS // 2
-            picked = np.concatenate([rng.choice(near, half), rng.choice(count, half)])
-            inputs.append(self.inputs[place][picked])
-            targets.append(self.targets[place][picked])
-        return torch.stack(inputs), torch.stack(targets)
+        half = _CONFIGS // 2
+        rows = np.empty((_GROUPS, _CONFIGS), dtype=np.int64)
+        for row, place in zip(rows, rng.choice(len(self._counts), _GROUPS, p=self._share), strict=True):
+            near = self._near[place]
+            row[:half] = near[rng.integers(0, len(near), half)]
+            row[half:] = self._starts[place] + rng.integers(0, self._counts[place], half)
+        return self.inputs[rows], self.targets[rows]
+
+    def contest_batch(self, rng: np.random.Generator) -> tuple[Any, Any]:
+        """`[contests, 2, n, F]` inputs of both kernels, the winner first, and `[contests, 2]` floors."""
+        picked = rng.choice(len(self._contest_share), _CONTESTS, p=self._contest_share)
+        return self.contest_inputs[picked], self.contest_floors[picked]
 
 
-def _network(features: int, hidden: int) -> Any:
-    return nn.Sequential(
-        nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+class Networks:
+    """As many networks of two hidden layers as an ensemble has members, side by side."""
+
+    def __init__(self, members: int, hidden: int) -> None:
+        self.members = members
+        sizes = (len(FEATURES), hidden, hidden, 1)
+        self.parameters = [
+            nn.Parameter((2 * torch.rand(members, rows, wide) - 1) / math.sqrt(narrow))
+            for narrow, wide in pairwise(sizes)
+            for rows in (narrow, 1)
+        ]
+
+    def __call__(self, inputs: Any) -> Any:
+        """`[members, ..., F]` inputs to `[members, ...]` answers."""
+        w1, b1, w2, b2, w3, b3 = self.parameters
+        hidden = inputs.reshape(self.members, -1, inputs.shape[-1])
+        hidden = torch.relu(torch.baddbmm(b1, hidden, w1))
+        hidden = torch.relu(torch.baddbmm(b2, hidden, w2))
+        return torch.baddbmm(b3, hidden, w3).reshape(inputs.shape[:-1])
+
+    def jittered(self, inputs: Any, noise: float, dimensions: int) -> Any:
+        """Inputs for each member, with a jitter that all configs of a group share."""
+        shape = (self.members, inputs.shape[0], *([1] * dimensions), inputs.shape[-1])
+        return inputs[None] + noise * torch.randn(shape)
+
+
+def _landscape_loss(answers: Any, targets: Any, *, ranked: bool) -> Any:
+    """Of each member, summed: `[members, groups, configs]` answers, `[groups, configs]` targets."""
+    huber = nn.functional.smooth_l1_loss
+    wanted = targets.expand_as(answers)
+    # What is near the best decides; the far ones only have to stay far.
+    behind = targets - targets.min(1, keepdim=True).values
+    weight = torch.exp(-2 * behind.clamp(max=2)) + 0.05
+    within = huber(
+        answers - answers.mean(2, keepdim=True),
+        wanted - wanted.mean(2, keepdim=True),
+        reduction="none",
+        beta=0.1,
     )
+    loss = (weight * (huber(answers, wanted, reduction="none", beta=0.1) + 2 * within)).mean((1, 2)).sum()
+    if not ranked:
+        return loss
+    ranking = nn.functional.kl_div(
+        torch.log_softmax(-answers / _RANK_TEMPERATURE, 2),
+        torch.softmax(-wanted / _RANK_TEMPERATURE, 2),
+        reduction="none",
+    )
+    return loss + _RANK_WEIGHT * ranking.sum(2).mean(1).sum()
 
 
-def fit(sampler: Sampler, recipe: Recipe, seed: int) -> Any:
-    """Fit one network."""
+def _contest_loss(over_floor: Any, floors: Any, recipe: Recipe) -> Any:
+    """Of each member, summed: `[members, contests, 2, n]` answers, `[contests, 2]` floors."""
+    there = floors[None, :, :, None]
+    times = there * torch.exp(over_floor.clamp(-3, 5))
+    total = torch.log(times.sum(2) + 1e-6)
+    count = total.shape[0]
+    first = torch.zeros(count * _CONTESTS, dtype=torch.long)
+    loss = count * nn.functional.cross_entropy(
+        -total.reshape(count * _CONTESTS, -1) / recipe.temperature, first, label_smoothing=0.02
+    )
+    # A rank alone would let times sink below the roofline, where no GPU is.
+    under = torch.relu(NEAREST_TO_FLOOR - over_floor) * (there > 0)
+    return recipe.published_weight * loss + FLOOR_WEIGHT * under.square().mean((1, 2, 3)).sum()
+
+
+def fit(sampler: Sampler, recipe: Recipe, seed: int) -> Ensemble:
+    """Fit the networks of a head."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    size = len(FEATURES)
-    network = _network(size, recipe.hidden)
+    networks = Networks(recipe.members, recipe.hidden)
     optimiser = torch.optim.AdamW(
-        network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        networks.parameters, lr=recipe.learning_rate, weight_decay=recipe.weight_decay
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
-    huber = nn.functional.smooth_l1_loss
     for _ in range(recipe.steps):
         inputs, targets = sampler.landscape_batch(rng)
-        inputs = inputs + recipe.shape_noise * torch.randn(_GROUPS, 1, size)
-        answers = network(inputs).squeeze(-1)
-        # What is near the best decides; the far ones only have to stay far.
-        behind = targets - targets.min(1, keepdim=True).values
-        weight = torch.exp(-2 * behind.clamp(max=2)) + 0.05
-        within = huber(
-            answers - answers.mean(1, keepdim=True),
-            targets - targets.mean(1, keepdim=True),
-            reduction="none",
-            beta=0.1,
-        )
-        loss = (weight * (huber(answers, targets, reduction="none", beta=0.1) + 2 * within)).mean()
-        if not recipe.published_weight:
-            tau = 0.06
-            ranking = nn.functional.kl_div(
-                torch.log_softmax(-answers / tau, 1), torch.softmax(-targets / tau, 1), reduction="batchmean"
-            )
-            loss = loss + 0.3 * ranking
-        else:
-            picked = rng.choice(len(sampler.contest_share), _CONTESTS, p=sampler.contest_share)
-            contest = sampler.contest_inputs[picked] + 2 * recipe.shape_noise * torch.randn(
-                _CONTESTS, 1, 1, size
-            )
-            over_floor = network(contest).squeeze(-1)
-            times = sampler.contest_floors[picked][:, :, None] * torch.exp(over_floor.clamp(-3, 5))
-            total = torch.log(times.sum(1) + 1e-6)
-            first = torch.zeros(_CONTESTS, dtype=torch.long)
-            loss = loss + recipe.published_weight * nn.functional.cross_entropy(
-                -total / recipe.temperature, first, label_smoothing=0.02
-            )
-            # A rank alone would let times sink below the roofline, where no GPU is.
-            under = torch.relu(NEAREST_TO_FLOOR - over_floor) * (
-                sampler.contest_floors[picked][:, :, None] > 0
-            )
-            loss = loss + FLOOR_WEIGHT * under.square().mean()
+        answers = networks(networks.jittered(inputs, recipe.shape_noise, 1))
+        loss = _landscape_loss(answers, targets, ranked=not recipe.published_weight)
+        if recipe.published_weight:
+            contest, floors = sampler.contest_batch(rng)
+            over_floor = networks(networks.jittered(contest, 2 * recipe.shape_noise, 2))
+            loss = loss + _contest_loss(over_floor, floors, recipe)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
-    return network.eval()
+    return _ensemble(networks, seen_range(sampler, contests=bool(recipe.published_weight)))
 
 
 def seen_range(sampler: Sampler, *, contests: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Smallest and largest input of each feature, `[F]` each."""
-    seen = list(sampler.inputs)
+    seen = [sampler.inputs]
     if contests:
         seen.append(sampler.contest_inputs.reshape(-1, len(FEATURES)))
     low = torch.stack([matrix.min(0).values for matrix in seen]).min(0).values
@@ -171,17 +220,13 @@ def seen_range(sampler: Sampler, *, contests: bool) -> tuple[NDArray[np.float32]
     return low.numpy(), high.numpy()
 
 
-def ensemble(networks: Sequence[Any], seen: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Ensemble:
-    """Networks as the arrays that the package evaluates."""
-    layers = [[p.detach().numpy() for p in network.parameters()] for network in networks]
+def _ensemble(networks: Networks, seen: tuple[NDArray[np.float32], NDArray[np.float32]]) -> Ensemble:
+    """Networks as the arrays that the package evaluates, in the half precision in which they ship."""
+    w1, b1, w2, b2, w3, b3 = (
+        parameter.detach().numpy().astype(np.float16).astype(np.float32) for parameter in networks.parameters
+    )
     return Ensemble(
-        np.concatenate([w1.T for w1, *_ in layers], axis=1),
-        np.concatenate([b1 for _, b1, *_ in layers]),
-        np.stack([layer[2].T for layer in layers]),
-        np.stack([layer[3][None] for layer in layers]),
-        np.stack([layer[4][0] for layer in layers]),
-        np.stack([layer[5] for layer in layers]),
-        *seen,
+        np.concatenate(list(w1), axis=1), b1.reshape(-1), w2, b2, w3[:, :, 0], b3.reshape(-1, 1), *seen
     )
 
 
@@ -207,8 +252,6 @@ def fit_model(
     """Fit both heads."""
     mean, scale = scaling(groups, contests)
     sampler = Sampler(groups, contests, mean, scale)
-    times = [fit(sampler, time, seed + member) for member in range(time.members)]
-    winners = [fit(sampler, winner, seed + 100 + member) for member in range(winner.members)]
-    time_head = ensemble(times, seen_range(sampler, contests=False))
-    winner_head = ensemble(winners, seen_range(sampler, contests=True))
+    time_head = fit(sampler, time, seed)
+    winner_head = fit(sampler, winner, seed + 100)
     return PerformanceModel(mean, scale, time_head, winner_head, ground_of(groups))

@@ -54,7 +54,9 @@ def save(model: PerformanceModel, path: Path) -> None:
     arrays: dict[str, object] = {"features": np.array(FEATURES), "mean": model.mean, "scale": model.scale}
     for name, head in (("time", model.time_head), ("winner", model.winner_head)):
         for part in PARTS:
-            arrays[f"{name}_{part}"] = getattr(head, part)
+            # Weights are of half precision already, see network.py.
+            half = part not in ("low", "high")
+            arrays[f"{name}_{part}"] = getattr(head, part).astype(np.float16 if half else np.float32)
     arrays["ground_shapes"] = model.ground.shapes
     arrays["ground_dtypes"] = np.array(model.ground.dtypes)
     arrays["ground_gpus"] = np.array(model.ground.gpus)

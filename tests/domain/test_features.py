@@ -15,6 +15,7 @@ from moetune.domain.features import FEATURES, FloatArray, expected_blocks, featu
 from moetune.domain.gpu import Gpu, filled
 from moetune.domain.launch import Launch
 from moetune.domain.problem import KERNELS, Kernel
+from moetune.domain.quantization import Dtype, Quantization
 from tests.generators import H200, RTX_PRO_6000, problem, random_configs
 
 CONFIG = KernelConfig(64, 128, 64, 1, 4, 3)
@@ -117,3 +118,23 @@ def test_a_gpu_twice_as_fast_in_everything_gives_the_same_ratios() -> None:
     fixed |= {"padded_compute_over_floor", "l2_traffic_over_floor"}
     for name in set(FEATURES) - fixed:
         np.testing.assert_allclose(column(one, name), column(two, name), err_msg=name)
+
+
+def test_what_a_format_costs_beside_the_tensor_cores_is_told() -> None:
+    def one(launch: Launch, quantization: Quantization | None = None) -> dict[str, float]:
+        shape = replace(problem(), quantization=quantization or Quantization())
+        matrix, _ = features(shape, "up", 64, launch_arrays([launch], (9, 0)), filled(H200))
+        return dict(zip(FEATURES, matrix[0].tolist(), strict=True))
+
+    plain = one(Launch("up", CONFIG))
+    assert plain["conversion_over_floor"] == plain["scaling_over_floor"] == -6
+    assert not any(plain[name] for name in ("converted", "grouped", "zero_point", "integers", "pdl"))
+    int4 = Quantization(Dtype.INT4_W4A16, group_size=128, zero_point=True)
+    converted = one(Launch("up", CONFIG, b_bits=4, grouped=True), int4)
+    assert converted["conversion_over_floor"] > -4
+    assert converted["converted"] == converted["grouped"] == converted["zero_point"] == 1
+    blocks = one(Launch("up", CONFIG, a_bits=8, b_bits=8, block_k=128, pdl=True))
+    assert blocks["scaling_over_floor"] > -5.5
+    assert blocks["conversion_over_floor"] == -6
+    assert blocks["pdl"] == 1
+    assert one(Launch("up", CONFIG, a_bits=8, b_bits=8, integers=True))["integers"] == 1

@@ -31,6 +31,10 @@ RESIDENT = {
     (10, 0): (64, 32), (10, 3): (64, 32), (11, 0): (48, 24), (12, 0): (48, 24), (12, 1): (48, 24),
 }  # fmt: skip
 """Warps and blocks that one multiprocessor holds (CUDA programming guide, technical specifications)."""
+LANES_PER_SM, CLOCK_MHZ = 128, 1700.0
+"""Rate of the arithmetic beside the tensor cores (Ampere to Blackwell, rounded); it only scales two features."""
+_NO_WORK = 2.0**-6
+"""Share of the floor that stands for no such arithmetic."""
 _PATHS = {DotPath.MMA_SYNC: 0, DotPath.WGMMA: 1, DotPath.TCGEN05: 2}
 
 
@@ -55,6 +59,9 @@ class LaunchArrays:
     a_bytes: float
     b_bytes: float
     scale_group: float
+    integers: bool
+    grouped: bool
+    pdl: bool
 
     def __len__(self) -> int:
         return len(self.block_m)
@@ -92,6 +99,9 @@ def launch_arrays(launches: Sequence[Launch], compute_capability: tuple[int, int
         a_bytes=first.a_bits / 8,
         b_bytes=first.b_bits / 8,
         scale_group=float(first.block_k),
+        integers=first.integers,
+        grouped=first.grouped,
+        pdl=first.pdl,
     )
 
 
@@ -168,6 +178,7 @@ FEATURES = (
     "tiles_per_sm", "waves", "wave_tail", "bytes_in_flight", "latency_over_floor", "idle_blocks",
     "tile_intensity", "m_tiles_per_expert", "group_over_m_tiles", "n_tiles", "active_share",
     "weights_over_l2", "balance", "bandwidth_per_sm",
+    "converted", "grouped", "zero_point", "integers", "pdl", "conversion_over_floor", "scaling_over_floor",
 )  # fmt: skip
 
 
@@ -236,6 +247,10 @@ def features(
     in_flight = resident * np.maximum(a.num_stages - 1.0, 1.0) * tile_bytes
     rounds = np.ceil(np.maximum(waves, 1e-9))
     latency_us = rounds * (iterations / np.maximum(a.num_stages - 1.0, 1.0) + 1.0) * MEMORY_LATENCY_US
+    lanes_per_us = gpu.sm_count * LANES_PER_SM * CLOCK_MHZ
+    is_converted = a.a_bytes != a.b_bytes
+    conversion_us = tiles * iterations * a.block_n * a.block_k / lanes_per_us * is_converted
+    scaling_us = tiles * iterations * a.block_m * a.block_n / lanes_per_us * (a.scale_group > 0)
     rows_per_expert = done.rows / max(done.active_experts, 1e-9)
     expert_bytes = n * k * a.b_bytes
 
@@ -258,5 +273,8 @@ def features(
         _log(n_tiles), ones * _log(done.active_experts / problem.E),
         ones * _log(done.active_experts * expert_bytes / gpu.l2_bytes),
         ones * _log(rate * 1e3 / gpu.mem_bw_gbps), ones * _log(gpu.mem_bw_gbps / gpu.sm_count),
+        ones * is_converted, ones * a.grouped, ones * problem.quantization.zero_point, ones * a.integers,
+        ones * a.pdl, _log(conversion_us / done.floor_us + _NO_WORK),
+        _log(scaling_us / done.floor_us + _NO_WORK),
     ]  # fmt: skip
     return np.stack(columns, axis=1), done

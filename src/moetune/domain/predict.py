@@ -124,10 +124,15 @@ class Ground:
 
 
 def dtype_tag(problem: Problem) -> str:
-    """The type of the GEMM as the model tells types apart: `bf16`, `fp8_w8a8+blocks`, ..."""
-    dtype = problem.quantization.dtype.value
+    """The type of the GEMM as the model tells types apart: `bf16`, `fp8_w8a8+blocks`, `int4_w4a16+groups`, ...
+
+    Scales for each channel or for a whole tensor come after the sum, and are no other type.
+    """
+    quantization = problem.quantization
+    dtype = quantization.dtype.value
     dtype = "bf16" if dtype == "fp16" else dtype
-    return f"{dtype}+blocks" if problem.quantization.block_shape else dtype
+    scales = "+blocks" if quantization.block_shape else "+groups" if quantization.group_size else ""
+    return dtype + scales
 
 
 def shape_of(problem: Problem) -> FloatArray:
