@@ -28,7 +28,8 @@ def file_of(path: Path, text: str | bytes) -> KernelFile:
 
 def test_only_the_kernel_of_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOETUNE_TEST_RAN", str(tmp_path / "ran"))
-    text = f"{HEAD}{RAN}\nimport nothing_of_that_name\nLIMIT = 3\nclass A:\n    {RAN}\n{KERNEL}"
+    text = f"{HEAD}{RAN}\nimport nothing_of_that_name\nLIMIT: {RAN} = 3\nclass A:\n    {RAN}\n"
+    text += KERNEL.replace(", N)", ", LIMIT)")
     kernel = load_kernel(file_of(tmp_path / "kernels.py", text), "fused_moe_kernel")
     assert kernel.arg_names == ["a_ptr", "N"]
     assert not (tmp_path / "ran").exists()

@@ -60,8 +60,8 @@ def test_sglangs_own_kernel_computes_the_same(version: str, names: list[str], tm
 @pytest.mark.parametrize(
     ("package", "version"), [("vllm", "0.33.0"), ("sglang", "0.5.4"), ("sglang", "0.5.5")]
 )
-def test_block_scales_are_applied_in_the_servers_order(package: str, version: str, tmp_path: Path) -> None:
-    # Tiles of 32 columns in scales of 64: by column or once for the tile, which rounds otherwise.
+def test_block_fp8_in_tiles_within_a_scale_is_the_servers(package: str, version: str, tmp_path: Path) -> None:
+    # Tiles of 32 columns, scales of 64: vLLM and SGLang 0.5.4 have a scale for each column, 0.5.5 one a tile.
     found = interpreted(package, version, tmp_path, ["fp8 by block, narrow tiles"])
     assert [one["apart"] for one in found.values()] == [0.0, 0.0]
     assert all(one["error"] < 0.1 for one in found.values())
