@@ -171,10 +171,10 @@ def test_guided_search_is_far_ahead_of_random_choice(sixteen: Replay) -> None:
     by_chance = [replay(BF16, 16, seed, strategy="random").geomean for seed in range(3)]
     assert sixteen.geomean > 0.99 > max(by_chance)
     # The model learned from two recordings of this problem, which disagree by 4.2% here (docs/findings.md).
-    disputed = ("down", 2)
-    shares = {(one.kernel, one.m): one.best_us / one.chosen_us for one in sixteen.problems}
-    assert shares.pop(disputed) > 0.96
-    assert min(shares.values()) > 0.97
+    for one in sixteen.problems:
+        assert one.chosen_us is not None
+        disputed = (one.kernel, one.m) == ("down", 2)
+        assert one.best_us / one.chosen_us > (0.96 if disputed else 0.97)
 
 
 def test_the_declared_space_leaves_out_nothing_of_the_grid_that_is_near_the_best() -> None:

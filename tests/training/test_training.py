@@ -97,7 +97,7 @@ def test_a_fit_learns_which_configs_are_fast() -> None:
         found = group([1.0] * 200, seed=seed)
         found.features[:, 2:] = 0.0
         times = 10 * np.exp(0.2 * found.features[:, 0] ** 2 + 0.1 * found.features[:, 1])
-        groups.append(replace(found, time_us=times))
+        groups.append(replace(found, time_us=times.astype(np.float64)))
     mean, scale = network.scaling(groups, [])
     sampler = network.Sampler(groups[:3], [], mean, scale)
     head = network.fit(sampler, network.Recipe(hidden=16, members=2, steps=150), seed=0)

@@ -32,7 +32,7 @@ RESIDENT = {
 }  # fmt: skip
 """Warps and blocks that one multiprocessor holds (CUDA programming guide, technical specifications)."""
 LANES_PER_SM, CLOCK_MHZ = 128, 1700.0
-"""Rate of the arithmetic beside the tensor cores (Ampere to Blackwell, rounded); it only scales two features."""
+"""Rate of the arithmetic beside the tensor cores (Ampere to Blackwell, rounded); scales two features."""
 _NO_WORK = 2.0**-6
 """Share of the floor that stands for no such arithmetic."""
 _PATHS = {DotPath.MMA_SYNC: 0, DotPath.WGMMA: 1, DotPath.TCGEN05: 2}

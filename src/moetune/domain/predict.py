@@ -124,7 +124,7 @@ class Ground:
 
 
 def dtype_tag(problem: Problem) -> str:
-    """The type of the GEMM as the model tells types apart: `bf16`, `fp8_w8a8+blocks`, `int4_w4a16+groups`, ...
+    """The type of the GEMM as the model tells types apart: `bf16`, `fp8_w8a8+blocks`, `int4_w4a16+groups`.
 
     Scales for each channel or for a whole tensor come after the sum, and are no other type.
     """
