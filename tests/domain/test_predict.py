@@ -18,6 +18,8 @@ from moetune.domain.predict import FIRST_FEW, PerformanceModel
 from moetune.domain.quantization import Dtype, Quantization
 from tests.generators import H200, RTX_PRO_6000, grid, problem
 
+BLOCK_INT8 = Quantization(Dtype.INT8_W8A8, "blockwise_int8", block_shape=(128, 128))
+
 ARTIFACT = resources.files("moetune.domain").joinpath("data").joinpath("performance_model.npz")
 
 
@@ -108,7 +110,7 @@ def test_known_ground_has_distance_nought_and_uses_the_time_head_alone(model: Pe
     [
         ({"gpu": RTX_PRO_6000}, "nothing was measured on sm_120"),
         ({"gpu": replace(H200, torch_name="NVIDIA H100 80GB HBM3")}, "of the same architecture"),
-        ({"quantization": Quantization(Dtype.INT8_W8A8)}, "int8_w8a8 was not measured"),
+        ({"quantization": BLOCK_INT8}, "int8_w8a8+blocks was not measured"),
         ({"E": 4096, "global_experts": 4096, "N": 65536}, "no measured shape is near"),
     ],
 )
