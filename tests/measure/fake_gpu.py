@@ -135,7 +135,8 @@ class FakeGpu:
         if self._settings.get("flat"):
             return 50.0
         if self._landscape is None:
-            return made_up_us(kernel, m, config) * settings().get("slow", {}).get(str(config), 1.0)
+            slow: float = settings().get("slow", {}).get(str(config), 1.0)
+            return made_up_us(kernel, m, config) * slow
         ms = sorted(at for of_kernel, at in self._landscape.times_us if of_kernel == kernel)
         below = max((at for at in ms if at <= m), default=ms[0])
         above = min((at for at in ms if at >= m), default=ms[-1])
