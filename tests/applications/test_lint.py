@@ -16,7 +16,7 @@ from moetune.applications.lint_report import Linted, LintRequest
 from moetune.domain.errors import InputError
 from moetune.domain.finding_codes import all_codes
 from moetune.domain.findings import Severity
-from tests.applications.mutated_files import is_safe
+from tests.applications.mutated_files import DOWN, ENTRY, GOOD, KEYS, UP, is_safe
 from tests.doubles import ModelDouble
 from tests.published_trees import config_text, unpack
 
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from moetune.domain.problem import Kernel
 
 RTX = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
-UP = "E=128,N=192,device_name=NVIDIA_H200.json"
-DOWN = "E=128,N=192,device_name=NVIDIA_H200_down.json"
-ENTRY = {
-    "BLOCK_SIZE_M": 16,
-    "BLOCK_SIZE_N": 64,
-    "BLOCK_SIZE_K": 64,
-    "GROUP_SIZE_M": 1,
-    "num_warps": 4,
-    "num_stages": 3,
-}
-KEYS = ("1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096")
-GOOD = dict.fromkeys(KEYS, ENTRY)
 
 
 @pytest.fixture(autouse=True)
