@@ -10,13 +10,21 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.applications.journal import Journal, JournalBusyError, run_folder, state_root
+from moetune.applications.journal import (
+    _OWN_KERNELS,
+    Journal,
+    JournalBusyError,
+    own_kernel,
+    run_folder,
+    state_root,
+)
 from moetune.domain.errors import InputError, OutputError
 from tests.applications.fake_machine import PROBLEM, ROOT
 
@@ -89,6 +97,30 @@ def test_each_problem_and_each_gpu_has_a_folder_of_its_own(tmp_path: Path) -> No
         run_folder(tmp_path, replace(PROBLEM, routing="zipf:1.2"), "GPU-0"),
     }
     assert len(folders) == 4
+
+
+def test_times_of_a_kernel_whose_text_changed_are_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.open(tmp_path, PROBLEM, "GPU-0") as journal:
+        journal.append("time")
+    with Journal.open(tmp_path, PROBLEM, "GPU-0") as journal:
+        assert len(journal.lines) == 1
+    changed = tmp_path / "measure"
+    changed.mkdir()
+    for name in _OWN_KERNELS:
+        text = files("moetune.measure").joinpath(name).read_text("utf-8")
+        (changed / name).write_text(text + "# another text\n")
+    own_kernel.cache_clear()
+    monkeypatch.setattr("moetune.applications.journal.files", lambda _: changed)
+    with Journal.open(tmp_path, PROBLEM, "GPU-0") as journal:
+        assert journal.lines == []
+    # A server's kernel is named with the digest of its own file.
+    of_server = replace(PROBLEM, kernel_source="sglang 0.5.23 03001b759f81")
+    there = run_folder(tmp_path, of_server, "GPU-0")
+    monkeypatch.undo()
+    own_kernel.cache_clear()
+    assert run_folder(tmp_path, of_server, "GPU-0") == there
 
 
 def test_a_journal_of_another_problem_is_refused(tmp_path: Path) -> None:

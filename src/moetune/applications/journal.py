@@ -13,12 +13,15 @@ import json
 import os
 import stat
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moetune.domain.errors import InputError, MoetuneError, OutputError
 from moetune.domain.identity import fingerprint, identity
 from moetune.domain.safe_json import JsonLimits, load_json_object
+from moetune.domain.server_kernel import OWN
 from moetune.domain.text import printable
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ MAX_BYTES = 512 << 20
 """An exhaustive run of 22 m writes some 30 MB."""
 _LINE_LIMITS = JsonLimits(max_bytes=1 << 20, max_depth=16)
 _NAME = "journal.jsonl"
+_OWN_KERNELS = ("kernels.py", "dequantizing_kernel.py", "between.py")
+"""Files of the measuring layer whose kernels are timed."""
 
 
 class JournalBusyError(MoetuneError):
@@ -51,9 +56,21 @@ def state_root(given: str | Path | None, environ: Mapping[str, str]) -> Path:
     return home / "moetune"
 
 
+@cache
+def own_kernel() -> str:
+    """A short name of moetune's own kernels: another one when their text changes."""
+    texts = [files("moetune.measure").joinpath(name).read_bytes() for name in _OWN_KERNELS]
+    return f"moetune {hashlib.sha256(b''.join(texts)).hexdigest()[:12]}"
+
+
+def timed_kernel(problem: Problem) -> str:
+    """Whose kernel the times of a problem are of, down to its text."""
+    return own_kernel() if problem.kernel_source == OWN else problem.kernel_source
+
+
 def run_folder(root: Path, problem: Problem, gpu_uuid: str) -> Path:
-    """The folder of the run of a problem on one GPU."""
-    board = hashlib.sha256(gpu_uuid.encode()).hexdigest()[:8]
+    """The folder of the run of a problem on one GPU, with one kernel."""
+    board = hashlib.sha256(f"{gpu_uuid} {timed_kernel(problem)}".encode()).hexdigest()[:8]
     return root / "runs" / f"{fingerprint(problem)}-{board}"
 
 
@@ -85,6 +102,7 @@ class Journal:
         header = {
             "fingerprint": fingerprint(problem),
             "gpu_uuid": gpu_uuid,
+            "kernel": timed_kernel(problem),
             "identity": identity(problem),
         }
         return cls.open_in(
