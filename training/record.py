@@ -1,6 +1,7 @@
 """Record landscapes of many shapes in every format on one H200, for training the performance model.
 
     python -m training.record measure --cache CACHE --out RECORD.jsonl --budget 520
+    python -m training.record measure --cache CACHE --out RECORD.jsonl --missing
     python -m training.record measure --cache CACHE --out PICKS.jsonl --only PICKS.json
     python -m training.record collect RECORD.jsonl... --out training/landscapes
 
@@ -8,7 +9,9 @@
 launches of a CUDA graph, PDL and divisibility as SGLang 0.5.23 has them), in two passes with routings of
 their own. It compiles beside the measuring, appends each time to its file at once, and goes on from what
 the file and the cache hold. It needs a GPU, torch and Triton. With `--only` it times the configs that a
-file names, `{"LANDSCAPE": {"up 64": [[16, 32, 64, 1, 4, 3], ...]}}`. `collect` writes `NAME.csv.gz` and
+file names, `{"LANDSCAPE": {"up 64": [[16, 32, 64, 1, 4, 3], ...]}}`. With `--missing` it leaves alone the
+landscapes of the file that are whole: a newer model picks other configs, and they would be timed in them
+too. `collect` writes `NAME.csv.gz` and
 `NAME.json` a shape and format, in the form that `moetune replay` reads: `median_us` is the first pass,
 `second_us` the second, so that what is chosen on one can be judged on the other.
 """
@@ -186,6 +189,13 @@ def submit_left(
             binaries.submit(replace(unit, tasks=tasks), 1000 * number + place)
 
 
+def missing(record: Record, plan: Mapping[Job, Sequence[Unit]]) -> list[Job]:
+    """The jobs of which a kernel has, at some m in some pass, no time at all."""
+    return [
+        job for job, units in plan.items() if not all(record.best_us(unit, unit.number) for unit in units)
+    ]
+
+
 def named_plan(path: Path) -> dict[Job, list[Unit]]:
     """The jobs, kernels, m and configs that a file names."""
     named = json.loads(path.read_text())
@@ -215,7 +225,9 @@ def measure(arguments: argparse.Namespace) -> int:
             if job.format not in configs:
                 configs[job.format] = configs_of(job.format, known)
             plan[job] = units_of(job, configs[job.format], PASSES)
-            if len(plan) == 1:  # at once: to plan the others takes a while
+            if arguments.missing and not missing(record, {job: plan[job]}):
+                del plan[job]
+            elif len(plan) == 1:  # at once: to plan the others takes a while
                 submit_left(binaries, record, plan, plan)
         plan = {job: plan[job] for job in with_what_shares(plan)}
         submit_left(binaries, record, plan, plan)
@@ -245,6 +257,7 @@ def main() -> int:
     one.add_argument("--budget", type=float, default=520.0, help="seconds in all")
     one.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 1, 1))
     one.add_argument("--only", type=Path, metavar="JSON", help="time what this file names")
+    one.add_argument("--missing", action="store_true", help="only landscapes that are not whole")
     one.add_argument("--compile-only", action="store_true")
     one.add_argument("--since", type=float, help=argparse.SUPPRESS)
     other = verbs.add_parser("collect")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from training.record import collect, named_plan, submit_left
+from training.record import collect, missing, named_plan, submit_left
 from training.record_plan import (
     FORMATS,
     SHAPES,
@@ -225,6 +225,20 @@ def test_what_is_left_is_compiled_and_nothing_else(tmp_path: Path, share: float)
     asked = {(task.task.launch.kernel, task.m, task.task.launch.config) for task in gpu.asked}
     submitted = {(kernel, m, c) for (_, kernel, m), found in compiler.submitted.items() for c in found}
     assert asked == submitted
+
+
+def test_landscapes_that_miss_a_pass_or_an_m_are_missing_and_whole_ones_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    assert missing(Record(path), plan()) == [JOB]
+    assert recorder(path, MadeUpGpu()).run(plan())
+    rows = path.read_text().splitlines()
+    assert missing(Record(path), plan()) == []
+    more = {JOB: units_of(JOB, [*CONFIGS, KernelConfig(32, 64, 64, 1, 4, 3)], 2)}
+    assert missing(Record(path), more) == []
+    largest = max(SHAPES[JOB.shape].ms)
+    for lost in ('"pass":2', f'"m":{largest},'):
+        path.write_text("".join(row + "\n" for row in rows if lost not in row))
+        assert missing(Record(path), plan()) == [JOB]
 
 
 def test_jobs_that_share_binaries_come_behind_one_another() -> None:
