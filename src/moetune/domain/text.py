@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 # ECMA-48 control sequences and operating-system commands; each alternative is bounded, so that the
 # expression runs in linear time.
 _ESCAPE = re.compile(r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,16}[@-~]?|\x1b\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)?")
-# Control, format (bidirectional overrides, zero width), surrogate, line and paragraph separators.
-_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str, limit: int = 120) -> str:
@@ -22,5 +19,6 @@ def printable(text: str, limit: int = 120) -> str:
     text = text[: 16 * limit]
     if not (text.isascii() and text.isprintable()):
         text = _ESCAPE.sub("", text)
-        text = "".join(c if unicodedata.category(c) not in _UNPRINTABLE else " " for c in text)
+        # Not printable are controls, bidirectional overrides, zero width, separators, and what has no glyph.
+        text = "".join(c if c.isprintable() else " " for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
