@@ -7,6 +7,7 @@ import os
 import queue
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,32 @@ def test_the_kernel_is_right_on_the_gpu(name: str) -> None:
     assert outcome.relative_error <= limit
     assert outcome.worst_row_error <= 2 * limit
     assert outcome.untouched
+
+
+def test_no_sample_waited_for_the_host() -> None:
+    import torch
+
+    from moetune.measure import timing
+
+    a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty_like(a)
+    torch.mm(a, a, out=out)
+    torch.cuda.synchronize()
+    held_up = [0.0, 0.0, 0.01, 0.01, 0.0]
+
+    def replay() -> None:
+        time.sleep(held_up.pop(0) if held_up else 0.0)
+        torch.mm(a, a, out=out)
+
+    for _ in range(3):
+        timing.direct_us(lambda _: replay(), 0)  # cuBLAS, the allocator
+    usual = timing.direct_us(lambda _: replay(), 0)
+    held_up[:] = [0.01, 0.01]
+    assert not timing._timed(replay, 1, 200_000)[0].in_time
+    assert timing._timed(replay, 1, 200_000_000)[0].in_time
+    held_up[:] = [0.01, 0.01]
+    assert timing.direct_us(lambda _: replay(), 0) < usual + 1000.0
+    assert not held_up
 
 
 def binary(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.measure.timing import interleave, median_spread, sample
+from moetune.measure.timing import Gapless, Replayed, interleave, median_spread, sample
 
 
 class Scripted:
@@ -100,3 +100,58 @@ def test_a_candidate_that_cannot_win_takes_three_samples() -> None:
     assert found.spread == pytest.approx(0.02)
     # One sample below the bar: it may win yet.
     assert sample(Scripted(150.0, 150.0, 119.0, 150.0), 1, clear_us=120.0).count >= 5
+
+
+class Host:
+    """Replays that take 100 us, or as much longer as the host needs beyond the head start of a cycle a us.
+
+    Args:
+        needs: what the host needs for each replay, in us; the last for all further ones.
+    """
+
+    def __init__(self, *needs: float) -> None:
+        self._needs = list(needs)
+        self.starts: list[int] = []
+
+    def __call__(self, count: int, cycles: int) -> list[Replayed]:
+        found = []
+        for _ in range(count):
+            need = self._needs[min(len(self.starts), len(self._needs) - 1)]
+            self.starts.append(cycles)
+            found.append(Replayed(100.0 + max(need - cycles, 0.0), need <= cycles))
+        return found
+
+
+def test_a_replay_that_waited_for_the_host_does_not_count() -> None:
+    host = Host(10.0, 10.0, 5000.0, 5000.0, 10.0)
+    graph = Gapless(host, 50)
+    assert graph.sample_us(1) + graph.sample_us(3) == [100.0] * 4
+    # The two late ones were replayed with twice the head start, and the graph keeps that.
+    assert host.starts == [50, 50, 50, 50, 100, 100]
+    assert graph.sample_us(1) == [100.0]
+    assert host.starts[-1] == 100
+
+
+def test_the_first_replay_takes_the_graph_to_the_gpu_and_may_be_late() -> None:
+    host = Host(5000.0, 10.0)
+    assert Gapless(host, 50).sample_us(1) == [5050.0]
+    assert len(host.starts) == 1
+    host = Host(5000.0, 10.0)
+    assert Gapless(host, 50, uploaded=True).sample_us(1) == [100.0]
+
+
+def test_a_host_that_is_always_late_is_asked_a_few_times_and_the_least_counts() -> None:
+    host = Host(10.0, *(float(need) for need in range(200_000, 100_000, -1000)))
+    graph = Gapless(host, 50)
+    graph.sample_us(1)
+    assert graph.sample_us(1) == [100.0 + 193_000 - 50 * 2**7]
+    assert len(host.starts) == 9
+
+
+@given(st.lists(st.floats(1.0, 10_000.0), min_size=1, max_size=20), st.integers(1, 9))
+def test_as_many_samples_come_as_were_asked_for(needs: list[float], count: int) -> None:
+    found = Gapless(Host(*needs), 50, uploaded=True).sample_us(count)
+    assert len(found) == count
+    assert all(value >= 100.0 for value in found)
+    if max(needs) <= 50 * 2**7:
+        assert found == [100.0] * count
