@@ -136,6 +136,52 @@ def test_both_verdicts_are_met(compiled: dict[CompileTask, CompileResult]) -> No
     assert failed, "no square tile of converted weights was met"
 
 
+SINGLE_STEPS = [
+    KernelConfig(*tile, 1, warps, stages)
+    for tile, warps, stages in (
+        ((16, 32, 128), 4, 3),
+        ((16, 64, 256), 4, 1),
+        ((64, 64, 128), 4, 5),
+        ((64, 32, 256), 4, 2),
+        ((128, 64, 256), 8, 4),
+        ((64, 128, 256), 8, 5),
+    )
+]
+"""Tiles as long as K = 128 (some longer): copied ahead, the last would need over 160 KiB."""
+GROUPED = ("int4", "int4 with zero points", "int8 weights by group")
+
+
+def _single_step(name: str, capability: Capability) -> dict[CompileTask, Launch]:
+    gpu = Gpu("a GPU", vendor="NVIDIA", compute_capability=capability)
+    problem = Problem(8, 8, 8, 2048, 128, 128, gpu, "sglang", "0.5.23", "3.6.0", quantization=FORMATS[name])
+    server, found = open_server("sglang", "0.5.23", "3.6.0"), {}
+    for config in SINGLE_STEPS:
+        launch = replace(server.launch(problem, "down", config), pdl=False)
+        task = compile_task(launch, problem)
+        assert isinstance(task, CompileTask)
+        found[task] = launch
+    return found
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_a_tile_as_long_as_k_is_not_copied_ahead(name: str, capability: Capability) -> None:
+    gpu = Gpu("a GPU", vendor="NVIDIA", compute_capability=capability)
+    launches = _single_step(name, capability)
+    compiled = CompilePool(workers=2, seconds_each=120).compile(list(launches))
+    for task, launch in launches.items():
+        result = compiled[task]
+        assert launch.single_step
+        assert result.status is CompileStatus.OK, (launch.config, result)
+        assert can_run(launch, gpu, TRITON)
+        excess = shared_memory_bytes(launch, capability) - (result.shared_bytes or 0)
+        assert excess >= 0, launch.config
+        if "int4" in name:
+            assert excess <= 8, launch.config
+        stepped = shared_memory_bytes(replace(launch, single_step=False), capability)
+        assert shared_memory_bytes(launch, capability) <= stepped
+
+
 @pytest.mark.parametrize(("package", "version"), [("sglang", "0.5.23"), ("vllm", "0.33.0")])
 def test_the_servers_own_kernels_need_no_more(
     package: str, version: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -101,3 +101,17 @@ def test_launch_classes_part_the_m(ms: list[int], block_size_m: int, version: st
     members_of = [m for kind in classes for m in kind.ms]
     assert sorted(members_of) == sorted(set(ms))
     assert len({replace(kind, ms=()) for kind in classes}) == len(classes)
+
+
+@pytest.mark.parametrize(("block_size_k", "up", "down"), [(128, False, False), (256, False, True)])
+def test_a_tile_of_grouped_weights_as_long_as_k_is_a_single_step(
+    block_size_k: int, up: bool, down: bool
+) -> None:
+    config = KernelConfig(16, 64, block_size_k, 1)
+    int4 = Quantization(Dtype.INT4_W4A16, "moe_wna16", group_size=128)
+    server, problem = open_sglang(), shard(layer(64, 256, quantization=int4))
+    assert problem.gemm("down").k == 256
+    assert server.launch(problem, "up", config).single_step is up
+    assert server.launch(problem, "down", config).single_step is down
+    plain = shard(layer(64, 256))
+    assert not server.launch(plain, "down", config).single_step

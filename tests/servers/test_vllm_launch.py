@@ -123,3 +123,14 @@ def test_the_cuda_kernel_for_grouped_int4_has_no_launch_class() -> None:
         server, problem = sharded(grouped, version=version)
         found = server.launch_classes(problem, "up", [1, 48, 49, 100], 16)
         assert sorted(m for c in found for m in c.ms) == ms
+
+
+def test_a_tile_of_grouped_weights_as_long_as_k_is_a_single_step() -> None:
+    int4 = Quantization(Dtype.INT4_W4A16, method="gptq", group_size=128)
+    server, problem = sharded(layer(64, 256, quantization=int4))
+    assert problem.gemm("down").k == 256
+    for block_size_k, kernel, single in ((128, "down", False), (256, "down", True), (256, "up", False)):
+        launch = server.launch(problem, kernel, KernelConfig(16, 64, block_size_k, 1))
+        assert launch.single_step is single
+    server, plain = sharded(layer(64, 256))
+    assert not server.launch(plain, "down", KernelConfig(16, 64, 256, 1)).single_step

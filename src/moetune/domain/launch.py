@@ -30,6 +30,8 @@ class Launch:
         integers: the operands of the dot are integers (int8 w8a8).
         grouped: weights have a scale for each group along K, and another kernel converts them
             (`fused_moe_kernel_gptq_awq` of both servers).
+        single_step: the tile is as long as K, and the kernel knows K when it is compiled, as the one for
+            groups does: there is no loop, and nothing is copied ahead.
         sum_topk: experts a token goes to where the kernel adds their results into one row of an output of
             zeros, by atomic additions; 0: each slot has a row of its own.
         weights_by_tma: tiles of the weights are loaded through a tensor descriptor.
@@ -53,6 +55,7 @@ class Launch:
     pdl: bool = False
     integers: bool = False
     grouped: bool = False
+    single_step: bool = False
     sum_topk: int = 0
     weights_by_tma: bool = False
     sorted_input: bool = False

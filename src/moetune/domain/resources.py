@@ -173,11 +173,14 @@ def shared_memory_is_exact(launch: Launch, compute_capability: tuple[int, int] |
 
     Where descriptors are turned into pointers, their tiles are not copied ahead and take less. Else it is
     known for operands of the same bits, for 8-bit weights with 16-bit activations, and for weights
-    in groups; for others, which no kernel here has, the conversion of the weights is bounded.
+    in groups, but for 8-bit ones in a tile as long as K; for others, which no kernel here has, the
+    conversion of the weights is bounded.
     """
     by_descriptor = launch.sorted_input or launch.weights_by_tma
     if by_descriptor and compute_capability is not None and compute_capability < _FIRST_WITH_TMA:
         return False
+    if launch.single_step:
+        return launch.b_bits < 8
     return launch.a_bits == launch.b_bits or launch.grouped or (launch.a_bits, launch.b_bits) == (16, 8)
 
 
@@ -188,6 +191,7 @@ def shared_memory_bytes(launch: Launch, compute_capability: tuple[int, int]) -> 
     them where mma.sync reads its operands into registers first, `num_stages` where wgmma or tcgen05
     reads the tile that it works on from shared memory. What follows the loop reuses that memory. Tiles
     that come through descriptors are copied ahead however small they are, and each stage has a barrier.
+    Where one tile is as long as K there is no loop: nothing is copied ahead, whatever `num_stages` says.
 
     Raises:
         UnknownGpuError: when the compute capability has no rule here.
@@ -195,7 +199,7 @@ def shared_memory_bytes(launch: Launch, compute_capability: tuple[int, int]) -> 
     offered = architecture(compute_capability)
     config = launch.config
     path = dot_path(launch, compute_capability)
-    copies = max(config.num_stages - (path is DotPath.MMA_SYNC), 1)
+    copies = 1 if launch.single_step else max(config.num_stages - (path is DotPath.MMA_SYNC), 1)
     threads = WARP * config.num_warps
     has_tma = compute_capability >= _FIRST_WITH_TMA
     by_tma = has_tma and launch.sorted_input, has_tma and launch.weights_by_tma
@@ -239,6 +243,9 @@ def _weight_bytes(launch: Launch, path: DotPath, copies: int, threads: int, by_t
         return stored * copies
     if launch.a_bits == launch.b_bits:
         return _copied_bytes(stored, copies, path, threads)
+    if launch.single_step:
+        # For wgmma 8-bit weights change their layout once more after they are converted, at times.
+        return converted * (2 if launch.b_bits == 8 and path is DotPath.WGMMA else 1)
     if not shared_memory_is_exact(launch):
         # The converted weights, and their scales at their finest: one of 16 bits for each weight.
         return _copied_bytes(stored, copies, path, threads) + 2 * converted
