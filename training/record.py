@@ -3,17 +3,19 @@
     python -m training.record measure --cache CACHE --out RECORD.jsonl --budget 520
     python -m training.record measure --cache CACHE --out RECORD.jsonl --missing
     python -m training.record measure --cache CACHE --out PICKS.jsonl --only PICKS.json
+    python -m training.record doubtful --out PICKS.json
     python -m training.record collect RECORD.jsonl... --out training/landscapes
 
 `measure` times moetune's own kernel as `moetune tune` does (cold weights, a routing for each launch, the
 launches of a CUDA graph, PDL and divisibility as SGLang 0.5.23 has them), in two passes with routings of
 their own. It compiles beside the measuring, appends each time to its file at once, and goes on from what
 the file and the cache hold. It needs a GPU, torch and Triton. With `--only` it times the configs that a
-file names, `{"LANDSCAPE": {"up 64": [[16, 32, 64, 1, 4, 3], ...]}}`. With `--missing` it leaves alone the
+file names, `{"LANDSCAPE": {"up 64": [[16, 32, 64, 1, 4, 3], ...]}}`; `doubtful` writes such a file, of what
+in training/landscapes should be timed once more (training/doubtful.py). With `--missing` it leaves alone the
 landscapes of the file that are whole: a newer model picks other configs, and they would be timed in them
-too. `collect` writes `NAME.csv.gz` and
-`NAME.json` a shape and format, in the form that `moetune replay` reads: `median_us` is the first pass,
-`second_us` the second, so that what is chosen on one can be judged on the other.
+too. `collect` writes `NAME.csv.gz` and `NAME.json` a shape and format, in the form that `moetune replay`
+reads: `median_us` is the first pass, `second_us` the second, so that what is chosen on one can be judged on
+the other. Of two times of the same the later counts; `timed_again` in the JSON says how many there are.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import queue
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +42,10 @@ from moetune.applications.compile_service import CompileBroken, Compiled, Compil
 from moetune.applications.compiling import CompilePool
 from moetune.domain.compilation import CompileResult, CompileTask, Depth
 from moetune.domain.config import KernelConfig
+from moetune.domain.predict import PerformanceModel
 from moetune.domain.problem import KERNELS, Kernel
-from training.dataset import LANDSCAPES, load_landscapes
+from training.dataset import LANDSCAPES, groups_of, load_landscapes
+from training.doubtful import named
 from training.record_plan import (
     Job,
     Key,
@@ -145,6 +149,7 @@ def collect(paths: Sequence[Path], out: Path) -> list[Path]:
     """Write the landscapes that records hold."""
     facts: dict[str, dict[str, Any]] = {}
     rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = defaultdict(dict)
+    again: Counter[str] = Counter()
     for path in paths:
         for line in path.read_text().rpartition("\n")[0].splitlines():
             row = json.loads(line)
@@ -153,6 +158,7 @@ def collect(paths: Sequence[Path], out: Path) -> list[Path]:
             elif "us" in row:
                 key = (row["kernel"], row["m"], *row["config"])
                 found = rows[row["job"]].setdefault(key, {})
+                again[row["job"]] += f"us {row['pass']}" in found
                 found[f"us {row['pass']}"] = row["us"]
                 found |= {name: row[name] for name in ("binary", "error") if name in row}
     written = []
@@ -167,7 +173,7 @@ def collect(paths: Sequence[Path], out: Path) -> list[Path]:
         written.append(out / f"{job}_h200_own-kernel.csv.gz")
         written[-1].write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
         beside = out / f"{job}_h200_own-kernel.json"
-        beside.write_text(json.dumps(facts[job], indent=1) + "\n")
+        beside.write_text(json.dumps({**facts[job], "timed_again": again[job]}, indent=1) + "\n")
     return written
 
 
@@ -263,7 +269,15 @@ def main() -> int:
     other = verbs.add_parser("collect")
     other.add_argument("records", type=Path, nargs="+")
     other.add_argument("--out", type=Path, default=LANDSCAPES)
+    third = verbs.add_parser("doubtful")
+    third.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.verb == "doubtful":
+        groups = [group for landscape in load_landscapes() for group in groups_of(landscape)]
+        found = named(groups, PerformanceModel.load())
+        arguments.out.write_text(json.dumps(found))
+        print(sum(len(configs) for places in found.values() for configs in places.values()))
+        return 0
     if arguments.verb == "collect":
         for path in collect(arguments.records, arguments.out):
             print(path)

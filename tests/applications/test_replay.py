@@ -130,7 +130,7 @@ def test_the_strategy_sees_only_the_answers(tmp_path: Path) -> None:
 
 def test_a_config_that_the_landscape_lacks_costs_one_and_cannot_run(tmp_path: Path) -> None:
     def cut(rows: list[Row]) -> list[Row]:
-        return [row for row in rows if row["block_size_m"] != "16"]
+        return rows[::2]
 
     done = replay(rewritten(FP8, tmp_path, cut), 8)
     assert all(problem.measurements <= 8 for problem in done.problems)

@@ -138,3 +138,26 @@ def test_what_a_format_costs_beside_the_tensor_cores_is_told() -> None:
     assert blocks["conversion_over_floor"] == -6
     assert blocks["pdl"] == 1
     assert one(Launch("up", CONFIG, a_bits=8, b_bits=8, integers=True))["integers"] == 1
+
+
+def test_scales_by_group_cost_a_load_for_each_weight_and_no_second_sum() -> None:
+    def one(group_size: int, *, zero_point: bool = False, block_k: int = 64) -> dict[str, float]:
+        int4 = Quantization(Dtype.INT4_W4A16, group_size=group_size, zero_point=zero_point)
+        config = KernelConfig(64, 128, block_k, 1, 4, 3)
+        launch = Launch("up", config, b_bits=4, grouped=True, block_k=group_size)
+        shape = replace(problem(), quantization=int4)
+        matrix, _ = features(shape, "up", 64, launch_arrays([launch], (9, 0)), filled(H200))
+        return dict(zip(FEATURES, matrix[0].tolist(), strict=True))
+
+    assert [one(group)["block_k_over_scale_group"] for group in (32, 64, 128)] == [1, 0, -1]
+    assert one(128, block_k=256)["block_k_over_scale_group"] == 1
+    plain, zeros = one(128), one(128, zero_point=True)
+    # As many loads again: twice the time, but for what keeps the logarithm finite.
+    more = zeros["scaling_over_floor"] - plain["scaling_over_floor"]
+    assert 0.7 < more <= 1
+    matrix, _ = features(problem(), "up", 64, launch_arrays([Launch("up", CONFIG)], (9, 0)), filled(H200))
+    assert plain["accumulators"] == column(matrix, "accumulators")[0]
+    blocks = Launch("up", CONFIG, a_bits=8, b_bits=8, block_k=128)
+    matrix, _ = features(problem(), "up", 64, launch_arrays([blocks], (9, 0)), filled(H200))
+    assert column(matrix, "accumulators")[0] == plain["accumulators"] + 1
+    assert column(matrix, "block_k_over_scale_group")[0] == -1

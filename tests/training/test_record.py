@@ -311,6 +311,22 @@ def test_a_record_becomes_landscapes_that_replay_reads(tmp_path: Path) -> None:
     assert collect([path], tmp_path)[0].read_bytes() == first
 
 
+def test_of_two_times_of_the_same_the_later_counts_and_is_counted(tmp_path: Path) -> None:
+    first, second = tmp_path / "r.jsonl", tmp_path / "again.jsonl"
+    assert recorder(first, MadeUpGpu()).run(plan())
+    collect([first], tmp_path)
+    beside = tmp_path / f"{JOB.name}_h200_own-kernel.json"
+    assert json.loads(beside.read_text())["timed_again"] == 0
+    named = {"job": JOB.name, "kernel": "up", "m": 64, "config": config_values(CONFIGS[1])}
+    second.write_text("".join(json.dumps({**named, "pass": n, "us": 7.5}) + "\n" for n in (1, 2)))
+    (written,) = collect([first, second], tmp_path)
+    landscape = read_landscape(written)
+    assert landscape.times_us["up", 64][CONFIGS[1]] == 7.5
+    assert landscape.second_us["up", 64][CONFIGS[1]] == 7.5
+    assert landscape.times_us["up", 64][CONFIGS[2]] == 10 * slowness(CONFIGS[2]) + 1
+    assert json.loads(beside.read_text())["timed_again"] == 2
+
+
 def test_the_space_of_configs_is_not_the_plan_alone() -> None:
     """Whatever the configs are, their binaries are those that SGLang launches."""
     for job in jobs()[:8]:

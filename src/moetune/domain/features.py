@@ -179,6 +179,7 @@ FEATURES = (
     "tile_intensity", "m_tiles_per_expert", "group_over_m_tiles", "n_tiles", "active_share",
     "weights_over_l2", "balance", "bandwidth_per_sm",
     "converted", "grouped", "zero_point", "integers", "pdl", "conversion_over_floor", "scaling_over_floor",
+    "block_k_over_scale_group",
 )  # fmt: skip
 
 
@@ -223,8 +224,9 @@ def features(
 
     max_warps, max_blocks = RESIDENT.get(gpu.gpu.compute_capability or (0, 0), (48, 24))
     threads = 32.0 * a.num_warps
+    is_block_scaled = a.scale_group > 0 and not a.grouped
     # With block scales each K tile has a result of its own, which is scaled before it is added.
-    accumulators = a.block_m * a.block_n / threads * (2.0 if a.scale_group > 0 else 1.0)
+    accumulators = a.block_m * a.block_n / threads * (2.0 if is_block_scaled else 1.0)
     registers = np.minimum(accumulators * 1.25 + 48.0, 255.0)
     occupancy = np.minimum.reduce(
         [
@@ -250,9 +252,13 @@ def features(
     lanes_per_us = gpu.sm_count * LANES_PER_SM * CLOCK_MHZ
     is_converted = a.a_bytes != a.b_bytes
     conversion_us = tiles * iterations * a.block_n * a.block_k / lanes_per_us * is_converted
-    scaling_us = tiles * iterations * a.block_m * a.block_n / lanes_per_us * (a.scale_group > 0)
+    # With scales by group each weight of the tile has its own load of a scale, and of a zero point.
+    scaled = a.block_k * (1.0 + problem.quantization.zero_point) if a.grouped else a.block_m * is_block_scaled
+    scaling_us = tiles * iterations * a.block_n * scaled / lanes_per_us
     rows_per_expert = done.rows / max(done.active_experts, 1e-9)
     expert_bytes = n * k * a.b_bytes
+
+    scale_group = problem.quantization.group_size or 0 if a.grouped else a.scale_group
 
     ones = np.ones(len(a))
     columns = [
@@ -276,5 +282,6 @@ def features(
         ones * is_converted, ones * a.grouped, ones * problem.quantization.zero_point, ones * a.integers,
         ones * a.pdl, _log(conversion_us / done.floor_us + _NO_WORK),
         _log(scaling_us / done.floor_us + _NO_WORK),
+        _log(a.block_k / scale_group).clip(-3, 3) if scale_group > 0 else 0.0 * ones,
     ]  # fmt: skip
     return np.stack(columns, axis=1), done
