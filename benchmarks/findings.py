@@ -15,8 +15,10 @@ import re
 from collections.abc import Callable
 
 from benchmarks import findings_choice as choice
+from benchmarks import findings_formats as formats
 from benchmarks import findings_grid as grid
 from benchmarks import findings_keys as keys
+from benchmarks import findings_layer as layer
 from benchmarks import findings_machine as machine
 from benchmarks import findings_published as published
 from benchmarks import findings_search as search
@@ -28,6 +30,7 @@ from benchmarks.findings_routing import routing
 PAGE = ROOT / "docs" / "findings.md"
 TABLES: dict[str, Callable[[], list[str]]] = {
     "noise": grid.noise,
+    "held-up": formats.held_up,
     "rarity": grid.rarity,
     "recorded-twice": grid.recorded_twice,
     "drawing": grid.drawing,
@@ -35,6 +38,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "near-floor": machine.near_floor,
     "defaults": grid.defaults,
     "default-shares": grid.default_shares,
+    "default-formats": formats.defaults_by_format,
+    "format-times": formats.format_times,
     "other-m": choice.other_m,
     "other-shape": choice.other_shape,
     "other-gpu": published.other_gpu,
@@ -49,6 +54,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "outside": machine.outside,
     "cold": machine.cold,
     "pdl": pdl,
+    "sum-over-topk": layer.sum_over_topk,
+    "use-tma": layer.use_tma,
     "routing": routing,
     "triton-compiled": triton.compiled,
     "triton-timed": triton.timed,

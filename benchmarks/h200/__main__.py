@@ -10,6 +10,7 @@
     python -m benchmarks.h200 pdl                   # one kernel with and without PDL
     python -m benchmarks.h200 sorted_rows PROBLEM   # what USE_TMA in the down config gains
     python -m benchmarks.h200 transfer LANDSCAPE LANDSCAPE  # what a choice on one loses on the other; no GPU
+    python -m benchmarks.h200 gaps                  # how often a busy host hands a graph over late
     python -m benchmarks.h200 profile PROBLEM JOURNAL     # where the time of a measurement goes
 
 `moetune tune` itself is timed from outside: `time moetune tune ... --effort quick`.
@@ -24,6 +25,7 @@ from pathlib import Path
 from benchmarks.h200.checks import numerics, sanity
 from benchmarks.h200.common import PROBLEMS, USUAL_MS
 from benchmarks.h200.faults import faults
+from benchmarks.h200.gaps import gaps
 from benchmarks.h200.grid import ahead, grid
 from benchmarks.h200.pdl import pdl
 from benchmarks.h200.profile import profile
@@ -42,7 +44,9 @@ def main() -> int:
     """Run one piece."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     pieces = parser.add_subparsers(required=True)
-    for function in (numerics, sanity, faults, stock, grid, ahead, side, pdl, profile, sorted_rows, transfer):
+    first = (numerics, sanity, faults, stock, grid, ahead, side, pdl)
+    functions = (*first, profile, sorted_rows, transfer, gaps)
+    for function in functions:
         piece = pieces.add_parser(function.__name__, help=function.__doc__)
         piece.set_defaults(function=function)
         if function is transfer:
