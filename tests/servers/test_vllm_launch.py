@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from moetune.domain.config import KernelConfig
-from moetune.domain.problem import KERNELS
+from moetune.domain.problem import KERNELS, Kernel
 from moetune.domain.quantization import Dtype, Quantization
 from moetune.servers.vllm.launch import padded_length
 from tests.servers.vllm_problems import (
@@ -129,7 +129,12 @@ def test_a_tile_of_grouped_weights_as_long_as_k_is_a_single_step() -> None:
     int4 = Quantization(Dtype.INT4_W4A16, method="gptq", group_size=128)
     server, problem = sharded(layer(64, 256, quantization=int4))
     assert problem.gemm("down").k == 256
-    for block_size_k, kernel, single in ((128, "down", False), (256, "down", True), (256, "up", False)):
+    places: tuple[tuple[int, Kernel, bool], ...] = (
+        (128, "down", False),
+        (256, "down", True),
+        (256, "up", False),
+    )
+    for block_size_k, kernel, single in places:
         launch = server.launch(problem, kernel, KernelConfig(16, 64, block_size_k, 1))
         assert launch.single_step is single
     server, plain = sharded(layer(64, 256))
