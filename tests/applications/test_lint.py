@@ -226,6 +226,12 @@ class TestOneFile:
         fixed = {key: entry | {"SPLIT_K": 1} for key, entry in GOOD.items()}
         assert of(one(tmp_path, fixed, name, server="vllm"), "MOE103") == []
 
+    def test_a_k_that_a_name_does_not_say_is_not_taken_for_a_short_one(self, tmp_path: Path) -> None:
+        name = "E=8,N=512,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
+        large = ENTRY | {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 256, "num_stages": 6}
+        (found,) = of(one(tmp_path, dict.fromkeys(KEYS, large), name), "MOE111")
+        assert "shared memory" in found.message
+
     def test_every_bad_entry_is_named_not_only_the_first(self, tmp_path: Path) -> None:
         bad = GOOD | {"2": {}, "8": ENTRY | {"kpack": 1}, "64": ENTRY | {"kpack": 2}}
         found = {tuple(keys(one)) for one in of(one(tmp_path, bad), "MOE103")}

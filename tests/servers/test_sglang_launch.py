@@ -113,5 +113,6 @@ def test_a_tile_of_grouped_weights_as_long_as_k_is_a_single_step(
     assert problem.gemm("down").k == 256
     assert server.launch(problem, "up", config).single_step is up
     assert server.launch(problem, "down", config).single_step is down
+    assert not server.launch(replace(problem, K=0), "up", config).single_step  # not known
     plain = shard(layer(64, 256))
     assert not server.launch(plain, "down", config).single_step

@@ -137,5 +137,7 @@ def test_a_tile_of_grouped_weights_as_long_as_k_is_a_single_step() -> None:
     for block_size_k, kernel, single in places:
         launch = server.launch(problem, kernel, KernelConfig(16, 64, block_size_k, 1))
         assert launch.single_step is single
+    unknown = replace(problem, K=0)
+    assert not server.launch(unknown, "up", KernelConfig(16, 64, 256, 1)).single_step
     server, plain = sharded(layer(64, 256))
     assert not server.launch(plain, "down", KernelConfig(16, 64, 256, 1)).single_step

@@ -81,7 +81,7 @@ def make_launch(
         pdl=_has_pdl(rules, problem),
         integers=quantization.dtype is Dtype.INT8_W8A8,
         grouped=is_grouped,
-        single_step=is_grouped and problem.gemm(kernel).k <= config.block_size_k,
+        single_step=is_grouped and 0 < problem.gemm(kernel).k <= config.block_size_k,  # 0: not known
         sum_topk=problem.topk if kernel == "down" and FUSED_SUM_FLAG in problem.flags else 0,
         weights_by_tma=config.use_tma and not is_grouped,
         sorted_input=sorted_input,

@@ -60,7 +60,7 @@ def launch(release: Release, problem: Problem, kernel: Kernel, config: KernelCon
         per_channel=scaled and quantization.per_channel,
         integers=quantization.dtype is Dtype.INT8_W8A8,
         grouped=is_grouped(problem),
-        single_step=is_grouped(problem) and problem.gemm(kernel).k <= config.block_size_k,
+        single_step=is_grouped(problem) and 0 < problem.gemm(kernel).k <= config.block_size_k,  # 0: not known
         # fused_moe_kernel: `offs_bsn = offs_bn // group_n` for any BLOCK_SIZE_N (vllm 0.10.2 to 0.33.0).
         scales_by_column=scaled and block is not None,
     )
