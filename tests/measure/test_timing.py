@@ -138,6 +138,8 @@ def test_the_first_replay_takes_the_graph_to_the_gpu_and_may_be_late() -> None:
     assert len(host.starts) == 1
     host = Host(5000.0, 10.0)
     assert Gapless(host, 50, uploaded=True).sample_us(1) == [100.0]
+    # The first alone: the second of the same call has to be in time.
+    assert Gapless(Host(5000.0, 5000.0, 10.0), 50).sample_us(2) == [5050.0, 100.0]
 
 
 def test_a_host_that_is_always_late_is_asked_a_few_times_and_the_least_counts() -> None:

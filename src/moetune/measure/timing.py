@@ -218,7 +218,7 @@ class Gapless:
         for _ in range(_MOST_TRIES):
             for replayed in self._replay(count - len(kept), self._cycles):
                 (kept if replayed.in_time or not self._uploaded else late).append(replayed.us)
-            self._uploaded = True
+                self._uploaded = True
             if len(kept) >= count:
                 break
             self._cycles *= 2
