@@ -24,13 +24,14 @@ from benchmarks import findings_published as published
 from benchmarks import findings_search as search
 from benchmarks import findings_triton as triton
 from benchmarks.findings_data import ROOT
+from benchmarks.findings_host import held_up
 from benchmarks.findings_pdl import pdl
 from benchmarks.findings_routing import routing
 
 PAGE = ROOT / "docs" / "findings.md"
 TABLES: dict[str, Callable[[], list[str]]] = {
     "noise": grid.noise,
-    "held-up": formats.held_up,
+    "held-up": held_up,
     "rarity": grid.rarity,
     "recorded-twice": grid.recorded_twice,
     "drawing": grid.drawing,

@@ -33,8 +33,9 @@ from benchmarks.findings_data import (
     twice,
     whole,
 )
-from benchmarks.findings_formats import FORMATS, TwoPasses, cells, timed_again
+from benchmarks.findings_formats import FORMATS, TwoPasses, cells
 from benchmarks.findings_grid import default_of, draws_needed, expected_loss, tiles, within
+from benchmarks.findings_host import timed_again
 from benchmarks.findings_keys import Smaller, shrunk
 from benchmarks.findings_published import FAMILIES, stored
 from benchmarks.findings_search import ends, steps
