@@ -84,3 +84,13 @@ class LaunchClass:
     num_valid_tokens_is_one: bool = False
     constexprs: tuple[tuple[str, int | bool], ...] = ()
     ms: tuple[int, ...] = ()
+
+
+def is_single_step(k: int, config: KernelConfig) -> bool:
+    """Whether one tile holds all of K: a kernel that knows K when it is compiled has no loop then.
+
+    Args:
+        k: of the grouped GEMM; 0: not known, as where a file's name is all there is.
+        config: the tile.
+    """
+    return 0 < k <= config.block_size_k

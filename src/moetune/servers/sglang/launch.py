@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moetune.domain.errors import ConfigFileError
-from moetune.domain.launch import Launch, LaunchClass
+from moetune.domain.launch import Launch, LaunchClass, is_single_step
 from moetune.domain.quantization import Dtype
 from moetune.servers.sglang.defaults import DETERMINISTIC_FLAG
 from moetune.servers.sglang.releases import Feature, Rules
@@ -81,7 +81,7 @@ def make_launch(
         pdl=_has_pdl(rules, problem),
         integers=quantization.dtype is Dtype.INT8_W8A8,
         grouped=is_grouped,
-        single_step=is_grouped and 0 < problem.gemm(kernel).k <= config.block_size_k,  # 0: not known
+        single_step=is_grouped and is_single_step(problem.gemm(kernel).k, config),
         sum_topk=problem.topk if kernel == "down" and FUSED_SUM_FLAG in problem.flags else 0,
         weights_by_tma=config.use_tma and not is_grouped,
         sorted_input=sorted_input,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moetune.domain.launch import Launch, LaunchClass
+from moetune.domain.launch import Launch, LaunchClass, is_single_step
 from moetune.domain.quantization import Dtype
 from moetune.servers.vllm.defaults import is_grouped, needs_split_k, runs_cuda_kernel
 from moetune.servers.vllm.rules import Change, has
@@ -60,7 +60,7 @@ def launch(release: Release, problem: Problem, kernel: Kernel, config: KernelCon
         per_channel=scaled and quantization.per_channel,
         integers=quantization.dtype is Dtype.INT8_W8A8,
         grouped=is_grouped(problem),
-        single_step=is_grouped(problem) and 0 < problem.gemm(kernel).k <= config.block_size_k,  # 0: not known
+        single_step=is_grouped(problem) and is_single_step(problem.gemm(kernel).k, config),
         # fused_moe_kernel: `offs_bsn = offs_bn // group_n` for any BLOCK_SIZE_N (vllm 0.10.2 to 0.33.0).
         scales_by_column=scaled and block is not None,
     )
