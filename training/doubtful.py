@@ -1,8 +1,8 @@
 """Which recorded times to take again: what no kernel does, but a host or a board that was held up may.
 
 On 2026-12-02, while 15 processes compiled, 2,664 of some 55,000 configs were doubtful in the senses below.
-Timed again, with nothing else running and `measure.timing.Gapless`, their two passes differed by 0.9% in the
-median, before by 11%; one had been recorded at 7.9 times what it takes.
+Timed again, with nothing else running and `measure.timing.Gapless`, their two passes differ by 1.0% in the
+median, before by 11.5%; one had been recorded at 7.9 times what it takes (docs/findings.md, `held-up`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
 _SECONDS = 4.0
+_LAUNCHES = 20
 _SHORT_CYCLES = 60_000
 """Some 30 us of head start: what was given before late replays were told from others."""
 _LONG = 1.1
@@ -27,18 +28,12 @@ def gaps(_: argparse.Namespace) -> int:
     a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
 
-    def launch(_: int) -> None:
-        torch.mm(a, a, out=out)
-
-    def run() -> None:
-        for number in range(20):
-            launch(number)
-
-    launch(0)
+    torch.mm(a, a, out=out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
+        for _launch in range(_LAUNCHES):
+            torch.mm(a, a, out=out)
     graph.replay()
     cores = os.cpu_count() or 1
     for processes, nice in ((0, 0), (cores - 1, 10), (cores - 1, 0), (2 * cores, 10), (2 * cores, 0)):
@@ -51,7 +46,7 @@ def gaps(_: argparse.Namespace) -> int:
         found: list[timing.Replayed] = []
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:
-            found += timing._timed(graph.replay, 1, _SHORT_CYCLES)
+            found += timing.time_runs(graph.replay, 1, _SHORT_CYCLES)
         for process in busy:
             process.terminate()
         usual_us = statistics.median(one.us for one in found)

@@ -76,8 +76,8 @@ def test_no_sample_waited_for_the_host() -> None:
         timing.direct_us(lambda _: replay(), 0)  # cuBLAS, the allocator
     usual = timing.direct_us(lambda _: replay(), 0)
     held_up[:] = [0.01, 0.01]
-    assert not timing._timed(replay, 1, 200_000)[0].in_time
-    assert timing._timed(replay, 1, 200_000_000)[0].in_time
+    assert not timing.time_runs(replay, 1, 200_000)[0].in_time
+    assert timing.time_runs(replay, 1, 200_000_000)[0].in_time
     held_up[:] = [0.01, 0.01]
     assert timing.direct_us(lambda _: replay(), 0) < usual + 1000.0
     assert not held_up

@@ -158,7 +158,7 @@ def capture(launch: Callable[[int], None], count: int, pool: object = None) -> G
                 launch(number)
         finally:
             graph.capture_end()
-    return Gapless(lambda replays, cycles: _timed(graph.replay, replays, cycles))
+    return Gapless(lambda replays, cycles: time_runs(graph.replay, replays, cycles))
 
 
 _HEAD_START_CYCLES = 200_000
@@ -228,13 +228,19 @@ class Gapless:
 def direct_us(launch: Callable[[int], None], number: int) -> float:
     """How long a launch takes without a graph; exact to a few microseconds."""
     looked = Gapless(
-        lambda count, cycles: _timed(lambda: launch(number), count, cycles), _LAUNCH_CYCLES, uploaded=True
+        lambda count, cycles: time_runs(lambda: launch(number), count, cycles), _LAUNCH_CYCLES, uploaded=True
     )
     return looked.sample_us(1)[0]
 
 
-def _timed(run: Callable[[], object], count: int, cycles: int) -> list[Replayed]:
-    """Run what the current stream gets so many times, each after so many cycles of head start."""
+def time_runs(run: Callable[[], object], count: int, cycles: int) -> list[Replayed]:
+    """Time what a function hands over, a number of times, with no regard to whether the host was in time.
+
+    Args:
+        run: hands over to the current stream.
+        count: times.
+        cycles: that the GPU spins first, each time.
+    """
     import torch
 
     runs = []
